@@ -152,7 +152,7 @@ def test_files_are_named_and_built_like_the_official_ones(tmp_path: Path) -> Non
 
 def test_every_problem_is_consistent(many: list[tuple[GeneratedGame, Problem]]) -> None:
     for game, problem in many:
-        assert len(problem.names) == len(set(name.lower() for name in problem.names)), game.name
+        assert len(problem.names) == len({name.lower() for name in problem.names}), game.name
         for name, facts in problem.facts.items():
             assert len(facts) == len(set(facts)), (game.name, name)
             assert {argument for fact in facts for argument in fact} <= set(problem.declared), (game.name, name)
