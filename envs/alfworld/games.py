@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from envs.alfworld.generate import TASK_TYPES, write_games
 from envs.alfworld.translate import FORMAT, CompiledGame, compile_game, content_id, from_json, to_json
 from envs.alfworld.world import AlfredWorld, Dialect
 from envs.core import InputError
@@ -23,14 +26,6 @@ from envs.core import InputError
 GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
 SPLITS = {"train": "train", "valid_seen": "valid_seen", "valid_unseen": "valid_unseen"}
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 MAX_FILE = 20_000_000
 _MAGIC = b"credit-audit compiled game\n"
 
@@ -182,6 +177,29 @@ def split_folder(split: str) -> Path:
         f"alfworld:{split}: no games found; looked in {' and '.join(str(folder) for folder in tried)}. Set "
         f"ALFWORLD_DATA to the folder that holds json_2.1.1 (alfworld-download fills it), or use generated:60:0."
     )
+
+
+def generated_folder(size: str) -> Path:
+    """The folder of the generated games `<n>:<seed>`, made in the cache at the first use.
+
+    Raises InputError where the size does not read as two whole numbers.
+    """
+    numbers = size.split(":")
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise InputError(f"generated:{size}: expected generated:<n>:<seed>, for instance generated:60:0.")
+    n, seed = (int(number) for number in numbers)
+    if not 1 <= n <= 100_000:
+        raise InputError(f"generated:{size}: n must be between 1 and 100000.")
+    folder = cache_folder() / "generated" / f"{version('alfworld')}-{n}-{seed}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".writing-"))
+        write_games(n, seed, fresh)
+        try:
+            fresh.rename(folder)
+        except OSError:  # somebody else was faster, with the same games
+            shutil.rmtree(fresh)
+    return folder
 
 
 def find_games(folder: str | Path) -> list[Found]:

@@ -1,0 +1,72 @@
+"""Collecting a policy's trajectories: which game, which draw, and what was seen and done.
+
+Knows: how draws are assigned to games and seeded. Hides: the lock-step rolling. Draw i of a set is the same
+however many are collected and however the work is split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from audit.policies import History, Policy
+from audit.records import Trajectory, content_id, draws
+from audit.rollouts import Finish, Start, roll
+from envs import Environment, Game, make
+
+BATCH = 64
+
+
+def policy_id(policy: Policy) -> str:
+    """Content id of what a policy says it is."""
+    return content_id("policy", policy.describe())
+
+
+def collect(
+    policy: Policy,
+    games: Sequence[Game],
+    n: int,
+    *,
+    budget: int,
+    seed: int,
+    done: Callable[[int], None] = lambda collected: None,
+) -> Iterator[Trajectory]:
+    """Yield n trajectories: draw i plays game i modulo the number of games, in the order given.
+
+    budget: steps an episode may take. seed: of the draws. done: told how many are collected so far.
+    Deterministic: the same policy, games and seed give the same trajectories.
+    """
+    identity = policy_id(policy)
+    for first in range(0, n, BATCH):
+        numbers = range(first, min(first + BATCH, n))
+        worlds: dict[str, Environment] = {}
+        starts = []
+        for number in numbers:
+            game = games[number % len(games)]
+            env = worlds.get(game.id) or worlds.setdefault(game.id, make(game.address))
+            seeds = draws(budget, "collect", seed, game.id, number)
+            starts.append(Start(env, History(game.id, env.reset()), budget, seeds))
+        for number, finish in zip(numbers, asyncio.run(roll(policy, starts, keep_proposals=True)), strict=True):
+            game = games[number % len(games)]
+            yield _trajectory(game, finish, identity, budget, {"seed": seed, "draw": number})
+        done(numbers.stop)
+
+
+def _trajectory(game: Game, finish: Finish, identity: str, budget: int, origin: dict[str, int]) -> Trajectory:
+    moments = finish.history.line()
+    commands = finish.history.commands()
+    proposals = finish.proposals[: len(commands)]
+    return Trajectory(
+        game=game.id,
+        game_name=game.name,
+        task_type=game.task_type,
+        policy=identity,
+        budget=budget,
+        commands=commands,
+        observations=tuple(moment.turn.observation for moment in moments),
+        won=finish.won,
+        status=finish.status,
+        logprobs=tuple(proposal.logprob for proposal in proposals),
+        texts=tuple(proposal.text for proposal in proposals),
+        origin=origin if finish.reason is None else {**origin, "reason": finish.reason},
+    )

@@ -1,0 +1,191 @@
+"""A whole replay study: trajectories found or collected, the run directory opened, the points replayed, the run closed.
+
+Knows: the order of the stages and what goes into a manifest. Hides: resuming (the same call goes on where it was
+stopped) and what a study will cost. The command line and scripts call this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audit.collect import collect, policy_id
+from audit.doctor import TESTED, installed, warn_of_untested_versions
+from audit.effects import detectable, sequential_design
+from audit.plan import Plan, PlanFile
+from audit.policies import Policy, load_policy
+from audit.records import Trajectory, content_id
+from audit.replay import run_tasks, tasks
+from audit.results import Run, finish, read_run_trajectories
+from audit.store import MANIFEST, RunDirectory
+from envs import Game, InputError, games
+
+Progress = Callable[[str, int, int], None]
+PILOT = 12
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    return None
+
+
+def replay_study(
+    policy: str,
+    env: str,
+    plan: PlanFile,
+    out: Path,
+    *,
+    trajectories: Sequence[Trajectory] | None = None,
+    jobs: int = 1,
+    engine: str = "local",
+    progress: Progress = _silent,
+) -> Run:
+    """Replay a policy's trajectories and write the run to `out`; the same call goes on with an interrupted run.
+
+    policy, env: as `load_policy` and `envs.games` take them. trajectories: which to replay; None collects
+    `plan.collection.trajectories` of the policy's own. jobs: processes. engine: local or ray.
+    progress: told (stage, done, total). Raises InputError for bad input, before anything is lost.
+    """
+    warn_of_untested_versions()
+    loaded = load_policy(policy)
+    identity = policy_id(loaded)
+    known = games(env)
+    if (out / MANIFEST).exists():
+        trajectories = read_run_trajectories(RunDirectory.open(out))
+    elif trajectories is None:
+        trajectories = _collect(loaded, known, plan.plan, progress)
+    if not trajectories:
+        raise InputError("There is no trajectory to replay.")
+    run = RunDirectory.create(
+        out, _manifest(loaded, identity, env, known, plan, trajectories), (t.to_json() for t in trajectories)
+    )
+    if plan.plan.rollouts.adaptive:
+        sequential_design(plan.plan)  # once, here: worker processes inherit it
+    by_id = {game.id: game for game in known}
+    owed = list(tasks(trajectories, by_id, policy, identity, plan.plan, run))
+    total = sum(len(task.points) for task in owed)
+    replayed = 0
+
+    def done(points: int) -> None:
+        nonlocal replayed
+        replayed += points
+        progress("replay", replayed, total)
+
+    if owed:
+        progress("replay", 0, total)
+        run_tasks(owed, run, jobs=jobs, engine=engine, done=done)
+    return finish(run)
+
+
+def _collect(policy: Policy, known: Sequence[Game], plan: Plan, progress: Progress) -> list[Trajectory]:
+    n = plan.collection.trajectories
+    progress("collect", 0, n)
+    return list(
+        collect(
+            policy,
+            known,
+            n,
+            budget=plan.estimand.budget,
+            seed=plan.seed,
+            done=lambda collected: progress("collect", collected, n),
+        )
+    )
+
+
+def _manifest(
+    policy: Policy,
+    identity: str,
+    env: str,
+    known: Sequence[Game],
+    plan: PlanFile,
+    trajectories: Sequence[Trajectory],
+) -> dict[str, Any]:
+    """What was run. No time, no host, no local path, no secret: equal studies have equal manifests."""
+    played = {trajectory.game for trajectory in trajectories}
+    others = sorted({trajectory.policy for trajectory in trajectories} - {identity})
+    return {
+        "policy": policy.describe(),
+        "policy_id": identity,
+        "surrogate": bool(others),
+        "trajectory_policies": sorted({trajectory.policy for trajectory in trajectories}),
+        "env": env if Path(env).name == env else Path(env).name,
+        "games": [{"id": game.id, "name": game.name} for game in known if game.id in played],
+        "trajectories": content_id([trajectory.id for trajectory in trajectories]),
+        "plan": plan.plan.to_json(),
+        "plan_hash": plan.plan.hash,
+        "locked": plan.locked,
+        "departed": list(plan.departed),
+        "versions": {"credit-audit": version("credit-audit"), **{name: installed(name) for name in TESTED}},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a study will take, before it runs. Ranges are (least, most); steps are environment steps."""
+
+    trajectories: int
+    points: tuple[int, int]
+    rollouts: tuple[int, int]
+    steps: tuple[int, int]
+    tokens: int | None
+    seconds: tuple[float, float] | None
+    mde: dict[str, float]
+    basis: str
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and value of each line to print."""
+
+        def span(pair: tuple[float, float], form: str = "{:,.0f}") -> str:
+            low, high = (form.format(value) for value in pair)
+            return low if low == high else f"{low} to {high}"
+
+        return [
+            ("trajectories", f"{self.trajectories:,}"),
+            ("decision points", span(self.points)),
+            ("rollouts", span(self.rollouts)),
+            ("environment steps", span(self.steps)),
+            ("tokens", "none (embedded policy)" if self.tokens is None else f"{self.tokens:,}"),
+            ("time on one core", "unknown without a pilot" if self.seconds is None else span(self.seconds) + " s"),
+            *[
+                (f"minimum detectable effect, {where}", "none" if np.isnan(v) else f"{v:.2f}")
+                for where, v in self.mde.items()
+            ],
+            ("basis", self.basis),
+        ]
+
+
+def cost(plan: Plan, policy: str | None = None, env: str | None = None) -> Cost:
+    """What a plan will take: bounds from the plan alone, tighter with a pilot of the policy's trajectories.
+
+    Raises InputError for a policy or set that does not exist.
+    """
+    import time
+
+    n, budget, share = plan.collection.trajectories, plan.estimand.budget, plan.points.share
+    limit = plan.points.per_trajectory or budget
+    arms = 2 if plan.rollouts.design == "draws" else 1 + plan.support.distinct
+    least = plan.rollouts.rounds[0 if plan.rollouts.adaptive else -1] * arms
+    most = plan.rollouts.rounds[-1] * arms
+    seconds = None
+    if policy is not None and env is not None:
+        started = time.perf_counter()
+        pilot = list(collect(load_policy(policy), games(env), PILOT, budget=budget, seed=plan.seed))
+        per_step = (time.perf_counter() - started) / max(1, sum(len(t.commands) for t in pilot))
+        length = float(np.mean([len(t.commands) for t in pilot]))
+        points = int(n * min(limit, length * share)), int(n * min(limit, length * share))
+        ahead = length / 2, budget - length / 2
+        basis = f"a pilot of {PILOT} trajectories, {length:.1f} steps on average"
+    else:
+        points, ahead = (int(n * min(limit, share)), int(n * min(limit, budget * share))), (1.0, budget / 2)
+        basis = "the plan alone; --policy and --env give tighter figures from a pilot"
+    rollouts = points[0] * least, points[1] * most
+    steps = int(rollouts[0] * ahead[0]), int(rollouts[1] * ahead[1])
+    if policy is not None and env is not None:
+        seconds = steps[0] * per_step, steps[1] * per_step
+    last = plan.rollouts.rounds[-1]
+    mde = {f"p = {p}": detectable(last, last * (arms - 1), plan, p) for p in (0.5, 0.2)}
+    return Cost(n, points, rollouts, steps, None, seconds, mde, basis)
