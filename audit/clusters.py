@@ -224,7 +224,8 @@ def share_table(
     """
     _check_columns(frame, [value, cluster, *by])
     column = frame[value]
-    yes_no = pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column)
+    known_values = column.dropna()
+    yes_no = pd.api.types.is_numeric_dtype(column) or bool(known_values.map(lambda v: isinstance(v, bool)).all())
     categories: list[Any] = [] if yes_no else sorted(column.dropna().unique().tolist(), key=str)
 
     def rows(part: pd.DataFrame) -> list[dict[str, Any]]:

@@ -247,6 +247,8 @@ def test_share_table_by_group_and_category() -> None:
     whole = share_table(frame, "hit", cluster="run")
     alone = cluster_share(frame["hit"], frame["run"])
     assert whole.loc[0, "low"] == alone.low and whole.loc[0, "n_clusters"] == 4
+    gaps = share_table(frame.assign(hit=[True, False, None, True, True, None, False, True]), "hit", cluster="run")
+    assert len(gaps) == 1 and gaps.loc[0, "n_points"] == 6 and gaps.loc[0, "share"] == pytest.approx(4 / 6)
     means = mean_table(frame.assign(x=range(8)), "x", cluster="run", by=["policy"])
     assert means["mean"].tolist() == [2.5, 6.5]
 
