@@ -445,8 +445,8 @@ def deconvolved_share(
     [simulated].
 
     What it cannot do: effects below `gap` look like none, and small ones are largely missed with few rollouts (all
-    effects .15 at share .30: estimate .07-.10 at 8 v 8, .11-.16 at 8 v 32 [simulated]). Read the lower end; the upper end
-    holds only if effects are spread out as the model says. The interval joins the percentile and the basic interval
+    effects .15 at share .30: estimate .07-.10 at 8 v 8, .11-.16 at 8 v 32 [simulated]). Read the lower end; the upper
+    end holds only if effects are spread out as the model says. The interval joins the percentile and the basic interval
     of a cluster bootstrap (each alone under-covers next to 0).
     """
     if not 0 < gap < 1:
