@@ -262,6 +262,21 @@ class Run:
             marks.append(f"departs from the locked plan: {'; '.join(manifest['departed'])}")
         return marks
 
+    @property
+    def headline(self) -> str:
+        """One paragraph that says what was estimated, of whom, by how much replaying, under which plan."""
+        manifest, estimand, totals = self.directory.manifest, self._summary["estimand"], self._summary["totals"]
+        lock = "locked" if manifest["locked"] else "not locked"
+        return (
+            f"{manifest['policy'].get('name', 'policy')} on {manifest['env']}: {totals['points']:,} points of "
+            f"{totals['trajectories']} trajectories in {totals['games']} games, {totals['rollouts']:,} rollouts, "
+            f"{totals['steps']:,} steps, {totals['failed_rollouts']} failed.\n"
+            f"Effect of the step taken on '{estimand['outcome']}' against '{estimand['contrast']}', then the policy "
+            f"itself, within {estimand['budget']} steps; support {estimand['support']}, {estimand['rollouts']}.\n"
+            f"Plan {self.plan.name} {manifest['plan_hash'][:12]} ({lock}); intervals over games at "
+            f"{100 * (1 - estimand['alpha']):g} %."
+        )
+
     def conf_int(self, alpha: float | None = None) -> pd.DataFrame:
         """Columns low and high by point at level 1 - alpha (default: the plan's), recomputed from the rollouts."""
         if alpha is None or alpha == self.plan.decisions.alpha:

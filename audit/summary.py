@@ -93,6 +93,12 @@ def _interval(interval: ClusterInterval) -> Row:
     }
 
 
+def _clipped(interval: ClusterInterval) -> Row:
+    """A mean of probabilities: its t interval cut to [0, 1]."""
+    row = _interval(interval)
+    return row | {side: min(max(row[side], 0.0), 1.0) for side in ("low", "high") if row[side] is not None}
+
+
 def _reasons(effects: pd.DataFrame) -> list[Row]:
     missing = effects[effects["support"] != "defined"]
     found = Counter(zip(missing["support"], missing["reason"], strict=True))
@@ -120,7 +126,7 @@ def _shares(effects: pd.DataFrame, counts: Mapping[int, Counts], plan: Plan, lev
     shares["nonzero"] = {
         "rollouts": f"{n[0, 0]} factual against {n[0, 1:].sum()}",
         "observed": _interval(nonzero.observed),
-        "null": _interval(nonzero.null),
+        "null": _clipped(nonzero.null),
         "excess": _interval(nonzero.excess),
     }
     p = effects.loc[rows, "p"].to_numpy(dtype=float)

@@ -153,9 +153,9 @@ def _turn_of(answer: Any, state: State) -> Turn:
 def _guard(path: Path) -> Iterator[None]:
     """One engine at a time, with stdout and argv put back; whatever it raises becomes one clear error."""
     # The translator's options are globals that the compiled world's translation sets too: one lock for both.
-    from envs.alfworld.translate import _TRANSLATOR, _quiet
+    from envs.alfworld.translate import translator
 
-    with _TRANSLATOR, _quiet():
+    with translator():
         try:
             yield
         except InputError:

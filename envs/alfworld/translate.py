@@ -109,7 +109,7 @@ def _translate(domain: str, problem: str) -> tuple[Any, str]:
         ) from None
     for what, text in (("pddl_domain", domain), ("pddl_problem", problem)):
         _check_nesting(what, text)
-    with _TRANSLATOR, _quiet():
+    with translator():
         try:
             task, sas = fast_downward.pddl2sas(domain, problem)
         except (Exception, SystemExit) as error:  # the translator raises whatever it meets, SystemExit included
@@ -128,14 +128,15 @@ def _check_nesting(what: str, text: str) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The translator prints and overwrites sys.argv; put both back."""
-    argv = sys.argv
-    try:
-        with redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        sys.argv = argv
+def translator() -> Iterator[None]:
+    """The process while fast_downward's translator runs: one at a time; what it prints and sys.argv are put right."""
+    with _TRANSLATOR:
+        argv = sys.argv
+        try:
+            with redirect_stdout(io.StringIO()):
+                yield
+        finally:
+            sys.argv = argv
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,10 @@ class AlfredWorld:
         return turn if turn is not None else self._turn(state)
 
     def step(self, state: int, command: str) -> Turn:
-        """The turn after `command`; a command that is not admissible is answered by "Nothing happens."."""
+        """The turn after `command`; a command that is not admissible is answered by "Nothing happens.".
+
+        An episode that is over stays over: a step from there gives the same turn.
+        """
         try:
             return self._successors[state][command]
         except KeyError:
@@ -105,6 +108,8 @@ class AlfredWorld:
 
     def _expand(self, state: int, command: str) -> Turn:
         here = self.restore(state)
+        if here.done:
+            return here
         core = state >> CODE_BITS
         admissible, operators = self._choices(core)
         number = operators.get(command)
