@@ -20,7 +20,7 @@ from audit.policies import History
 from audit.policies.scripted import Choice, ExactPolicy
 from envs.core import InputError, Turn
 
-MEMO_LIMIT = 200_000
+MEMO_LIMIT = 60_000  # decisions (about 1 KB each) and memories a policy keeps before it starts afresh
 
 # Tasks and commands ---------------------------------------------------------------------------------------------
 
@@ -329,14 +329,16 @@ class ExpertPolicy(ExactPolicy):
 
     epsilon: probability of a uniform admissible command in place of the expert's own.
     order: search the likeliest place first, or all places in the order they are listed.
+    tidy: examine every place that is searched and the thing that is taken, and close what was opened, which costs
+    steps and tells nothing.
     """
 
-    def __init__(self, epsilon: float = 0.0, *, order: Order = "likely") -> None:
+    def __init__(self, epsilon: float = 0.0, *, order: Order = "likely", tidy: bool = False) -> None:
         if not 0 <= epsilon <= 1:
             raise InputError(f"epsilon of the expert is {epsilon}; expected a probability between 0 and 1.")
         if order not in ("likely", "listed"):
             raise InputError(f"The expert's order of search is {order!r}; expected 'likely' or 'listed'.")
-        self.epsilon, self.order = float(epsilon), order
+        self.epsilon, self.order, self.tidy = float(epsilon), order, bool(tidy)
         self._reader = Reader()
         self._choices: dict[tuple[Memory, Hashable], Choice] = {}
 
@@ -352,7 +354,7 @@ class ExpertPolicy(ExactPolicy):
 
     def describe(self) -> dict[str, Any]:
         """What the policy is."""
-        return {"kind": "expert", "epsilon": self.epsilon, "order": self.order}
+        return {"kind": "expert", "epsilon": self.epsilon, "order": self.order, "tidy": self.tidy}
 
     def choice(self, history: History) -> Choice | None:
         """The expert's command with probability 1 - epsilon, else uniform over the admissible ones."""
@@ -382,6 +384,9 @@ class ExpertPolicy(ExactPolicy):
         """The command the expert gives: always an admissible one."""
         here = [(read_command(text), text) for text in turn.admissible]
         task = memory.room.task
+        habit = self._habit(memory, here) if self.tidy else None
+        if habit is not None:
+            return habit
         if memory.holding is not None and _type(memory.holding) == task.target:
             command = self._bring(memory, here)
         elif memory.holding is not None:
@@ -389,6 +394,16 @@ class ExpertPolicy(ExactPolicy):
         else:
             command = self._fetch(memory, here)
         return command or self._explore(memory, here, task.target) or turn.admissible[0]
+
+    def _habit(self, memory: Memory, here: list[tuple[Command, str]]) -> str | None:
+        place = memory.room.places[memory.at] if memory.at >= 0 else ""
+        if memory.last == "take" and memory.holding is not None:
+            return _first(here, "examine", thing=memory.holding)
+        if memory.last in ("go", "open") and memory.holding is None and not _first(here, "open", place=place):
+            return _first(here, "examine", thing=place)
+        if memory.last == "examine" and not _first(here, "take", thing_type=memory.room.task.target):
+            return _first(here, "close", place=place)
+        return None
 
     def _fetch(self, memory: Memory, here: list[tuple[Command, str]]) -> str | None:
         """Take a target that is not yet where it belongs, or go to one."""

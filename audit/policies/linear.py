@@ -46,11 +46,13 @@ MAX_FEATURES = 100_000
 
 # What a policy can take into account, beside the kind of command in each phase of the task and the names in the
 # task (always): how often a place was visited, what is known of its content, whether the thing sought is usually
-# found there, the order in which places are listed, which kind of command the last one was, and repetition.
-GROUPS = ("visits", "contents", "likely", "listed", "habits", "repeats")
+# found there, the order in which places are listed, which kind of command the last one was, repetition, and
+# whether what the task asks was already done to the thing in hand.
+GROUPS = ("visits", "contents", "likely", "listed", "habits", "repeats", "progress")
 
 # Phases: nothing in hand and no target known; a target known elsewhere; a target within reach; something else in
-# hand; the target in hand and still to be treated; ready to be placed; lamp not found yet; lamp known.
+# hand; the target in hand and still to be treated; ready to be placed (or, without `progress`, perhaps not);
+# lamp not found yet; lamp known.
 PHASES = ("search", "fetch", "reach", "clear", "treat", "bring", "seek lamp", "light")
 _SEARCH, _FETCH, _REACH, _CLEAR, _TREAT, _BRING, _SEEK, _LIGHT = range(len(PHASES))
 
@@ -81,7 +83,7 @@ class Features:
         if unknown:
             raise InputError(f"Feature group {unknown[0]!r} is not known; expected some of {', '.join(GROUPS)}.")
         self.groups = tuple(group for group in GROUPS if group in groups)
-        self._visits, self._contents, self._likely, self._listed, self._habits, self._repeats = (
+        self._visits, self._contents, self._likely, self._listed, self._habits, self._repeats, self._progress = (
             group in self.groups for group in GROUPS
         )
         self._status_mask = VISITS * self._visits | (KNOWN | TARGETS | LAMP) * self._contents
@@ -89,7 +91,8 @@ class Features:
 
     def moment(self, memory: Memory, turn: Turn) -> tuple[int, list[int]]:
         """(code of the context, code of each admissible command); equal codes have equal features."""
-        room, status, treated = memory.room, memory.status, memory.treated
+        room, status = memory.room, memory.status
+        treated = memory.treated if self._progress else ()
         words = self._words.get(room)
         if words is None:
             if len(self._words) >= 10_000:
@@ -136,7 +139,8 @@ class Features:
             return _CLEAR
         if task.kind == "light":
             return _LIGHT if self._contents and any(known & LAMP for known in status) else _SEEK
-        return _TREAT if task.kind in APPLIANCES and memory.holding not in memory.treated else _BRING
+        treat = self._progress and task.kind in APPLIANCES and memory.holding not in memory.treated
+        return _TREAT if treat else _BRING
 
     def names(self, context: int, code: int) -> list[str]:
         """The names of the features of a command."""
@@ -335,13 +339,16 @@ class LinearPolicy(ExactPolicy):
             raise InputError(
                 f"{path}: the weights in {path.stem}.npz are not those it was saved with; save both again."
             )
-        return cls(
-            about["name"],
-            about["groups"],
-            dict(zip(features, weights.tolist(), strict=True)),
-            temperature=about["temperature"],
-            training=about["training"],
-        )
+        try:
+            return cls(
+                about["name"],
+                about["groups"],
+                dict(zip(features, weights.tolist(), strict=True)),
+                temperature=about["temperature"],
+                training=about["training"],
+            )
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
 
 def _digest(features: Sequence[str], weights: npt.NDArray[np.float64]) -> str:
@@ -366,7 +373,7 @@ def _read_about(path: Path) -> dict[str, Any]:
     shapes = {
         "name": isinstance(about.get("name"), str),
         "groups": texts(about.get("groups")),
-        "temperature": isinstance(about.get("temperature"), (int, float)) and about.get("temperature") is not True,
+        "temperature": isinstance(about.get("temperature"), (int, float)) and 0 < about["temperature"] < 1e6,
         "training": isinstance(about.get("training"), dict),
         "features": texts(about.get("features"))
         and len(set(about["features"])) == len(about["features"]) <= MAX_FEATURES,
