@@ -134,7 +134,7 @@ def collect(policy: str, env: str, n: int, seed: int, budget: int, out: Path) ->
     """
     import envs
     from audit import collect as collecting
-    from audit.importers import write_trajectories
+    from audit.logs import write_trajectories
     from audit.policies import load_policy
 
     with _Progress() as progress:
@@ -164,7 +164,8 @@ def import_(file: Path, env: tuple[str, ...], out: Path, budget: int) -> None:
     Example:  audit import log.jsonl --env alfworld:train --out trajectories.jsonl
     """
     import envs
-    from audit.importers import certificate_table, import_log, write_trajectories
+    from audit.importers import certificate_table, import_log
+    from audit.logs import write_trajectories
     from audit.summary import as_text
 
     known = [game for spec in env for game in envs.games(spec)]
@@ -172,7 +173,7 @@ def import_(file: Path, env: tuple[str, ...], out: Path, budget: int) -> None:
     write_trajectories(out, imported.trajectories)
     click.echo(as_text(certificate_table(imported.trajectories, imported.problems)))
     for problem in imported.problems[:20]:
-        click.echo(f"{file.name}: {problem['entry']}: {problem['reason']}", err=True)
+        click.echo(str(problem), err=True)
     if len(imported.problems) > 20:
         click.echo(f"... and {len(imported.problems) - 20} more", err=True)
 
@@ -201,7 +202,7 @@ def replay(policy: str, env: str, plan: str, out: Path, trajectories: Path | Non
     \b
     Example:  audit replay thorough --env alfworld:valid_unseen --plan default --out runs/thorough --jobs 2
     """
-    from audit.importers import read_trajectories
+    from audit.logs import read_trajectories
     from audit.plan import load_plan
     from audit.study import replay_study
 

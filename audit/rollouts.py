@@ -67,9 +67,14 @@ class _Live:
 async def roll(policy: Policy, starts: Sequence[Start], *, keep_proposals: bool = False) -> list[Finish]:
     """Play every start to its end, all of them in lock-step; results in the order of the starts.
 
+    An environment that has a cursor of its own (the stock engine: `one_at_a_time`) is rolled one start after the
+    other, since every change of line would cost it a reset.
+
     Errors of the environment or of a single proposal end that rollout with status `error`. An exception of the
     policy's whole batch (a server that is gone, a cap that is reached) is the caller's to handle.
     """
+    if len(starts) > 1 and any(getattr(start.env, "one_at_a_time", False) for start in starts):
+        return [(await roll(policy, [start], keep_proposals=keep_proposals))[0] for start in starts]
     finished: list[Finish | None] = [None] * len(starts)
     live: list[_Live] = []
     for index, start in enumerate(starts):

@@ -12,7 +12,9 @@ cost 5-12 % over a single look, where betting sequences for bounded means cost a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,6 +24,9 @@ from scipy import special, stats
 
 from audit.exact_tests import Support
 from audit.inference import Array, Interval, check_level, negligible, score_interval, score_statistic
+from audit.records import content_id
+from audit.store import write_whole
+from envs.alfworld.games import cache_folder
 from envs.core import InputError
 
 Rounds = tuple[tuple[int, int], ...]
@@ -31,6 +36,7 @@ Rounds = tuple[tuple[int, int], ...]
 #: to a factual one need boundaries a sixth wider next to no effect, where rare successes make the statistic jump.
 DEFAULT_ROUNDS: Rounds = tuple((n, n) for n in (8, 12, 16, 24, 32, 48, 64, 80, 96, 108, 120))
 
+CALIBRATION = 1  # part of every cache key: raise it when the calibration below changes
 _EFFECT_SHAPE = 0.2  # Wang-Tsiatis shape of the boundary against 0: 0.5 is Pocock's, 0 O'Brien and Fleming's
 _MARGIN_SHAPE = 0.0  # the same against the margin: closeness is proved late, so the last rounds get the error
 _ZONES = ((0.0, 0.1), (0.1, 0.8), (0.8, 0.95), (0.95, 1.0))  # |difference|; the rare extremes need wider boundaries
@@ -134,6 +140,32 @@ def _error(paths: _Paths, scale: Array, delta: float, side: Callable[[Array], Ar
 
 @lru_cache(maxsize=32)
 def _effect_bounds(rounds: Rounds, alpha: float) -> _Bounds:
+    kept = _kept("effect", (rounds, alpha), lambda: _calibrated(rounds, alpha)._asdict())
+    return _Bounds(kept["scale"], tuple(kept["zones"].tolist()), kept["levels"], kept["tails"])
+
+
+def _kept(kind: str, key: tuple[object, ...], make: Callable[[], dict[str, npt.ArrayLike]]) -> dict[str, Array]:
+    """Calibrated numbers from the cache on disk, or made and kept there: they cost seconds and never change.
+
+    Plain JSON with its own hash; a damaged or missing file is made again, a cache that cannot be written is done
+    without.
+    """
+    constants = (CALIBRATION, _EFFECT_SHAPE, _MARGIN_SHAPE, _ZONES, _OFF_GRID, _NUISANCE, _SMALLEST_P)
+    file = cache_folder() / "designs" / f"{content_id(kind, key, constants)}.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data["id"] == content_id(data["numbers"]):
+            return {name: np.array(values, dtype=float) for name, values in data["numbers"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = None  # not there or damaged: made again
+    numbers = {name: np.asarray(values, dtype=float).tolist() for name, values in make().items()}
+    with suppress(OSError):  # a cache that cannot be written costs seconds, not the run
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps({"id": content_id(numbers), "numbers": numbers}))
+    return {name: np.array(values, dtype=float) for name, values in numbers.items()}
+
+
+def _calibrated(rounds: Rounds, alpha: float) -> _Bounds:
     paths, scale = _Paths(rounds), _scale(rounds, _EFFECT_SHAPE)
     # Swapping won and lost turns a difference into its negative, so delta >= 0 covers both signs.
     # The error jumps where an outcome enters or leaves its interval, closest together near 0 and 1; what still moves
@@ -179,11 +211,15 @@ def _limits(rounds: Rounds, alpha: float) -> list[tuple[Array, Array]]:
 @lru_cache(maxsize=32)
 def _margin_bounds(rounds: Rounds, sesoi: float, alpha_tost: float) -> Array:
     """(rounds,) bound on the one-sided statistics against +sesoi and -sesoi."""
-    paths, scale = _Paths(rounds), _scale(rounds, _MARGIN_SHAPE)
-    bound = float(stats.norm.isf(alpha_tost))
-    for side in (np.positive, np.negative):
-        bound = _raise_until(_error(paths, scale, sesoi, side), alpha_tost, bound)
-    return scale * bound * _OFF_GRID
+
+    def make() -> dict[str, npt.ArrayLike]:
+        paths, scale = _Paths(rounds), _scale(rounds, _MARGIN_SHAPE)
+        bound = float(stats.norm.isf(alpha_tost))
+        for side in (np.positive, np.negative):
+            bound = _raise_until(_error(paths, scale, sesoi, side), alpha_tost, bound)
+        return {"bounds": scale * bound * _OFF_GRID}
+
+    return _kept("margin", (rounds, sesoi, alpha_tost), make)["bounds"]
 
 
 class Assessment(NamedTuple):

@@ -32,9 +32,8 @@ def timeline(run: Run, trajectory: str) -> str:
         f"{row['trajectory'][:12]}  {row['game_name']}  {'won' if row['won'] else 'not won'}, {row['steps']} steps"
     )
     width = min(48, max((len(command) for command in row["commands"]), default=6))
-    lines.append(
-        f"{'step':>4}  {'action':<{width}}  {'pi':>5}  {'effect':>6}  {'interval':^15}  -1{'0':^{2 * HALF - 3}}+1  state"
-    )
+    axis = f"-1{'0':^{2 * HALF - 3}}+1"
+    lines.append(f"{'step':>4}  {'action':<{width}}  {'pi':>5}  {'effect':>6}  {'interval':^15}  {axis}  state")
     for step, command in enumerate(row["commands"]):
         text = f"{step:>4}  {command[:width]:<{width}}"
         if step not in points.index:

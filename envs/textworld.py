@@ -56,6 +56,8 @@ class StockWorld:
     "Nothing happens." without being sent.
     """
 
+    one_at_a_time = True  # rollouts that take turns would cost a reset at every step
+
     def __init__(self, path: str | Path, *, trusted: bool = False) -> None:
         """Check the file; the engine starts at the first use.
 
