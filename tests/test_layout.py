@@ -48,7 +48,8 @@ def test_only_the_cli_and_the_report_import_everything() -> None:
     """Nothing imports the command line; the comparison layer never imports a signal."""
     for path in modules("audit"):
         names = imported(path)
-        assert not any(under(name, "audit.cli") for name in names), f"{path.name} imports the command line"
+        if "cli" not in path.parts:
+            assert not any(under(name, "audit.cli") for name in names), f"{path.name} imports the command line"
         if "comparison" in path.parts:
             assert not any(under(name, "credit_signals") for name in names), f"{path.name} imports a signal"
 
