@@ -37,6 +37,7 @@ from audit.mrt.snmm import (
 from envs.core import InputError
 
 _ILL = 1e6
+RARE = 10  # trajectories with the rarer of two outcomes, below which a normal approximation is stretched
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,24 +159,38 @@ def blip(
     if kind not in ("aipw", "snmm"):
         raise InputError(f"blip: unknown method {method!r}; use 'auto', 'aipw' or 'snmm'.")
     check_learner(learner, folds)
+    noted = check_outcomes(data)
     rows = eligible_rows(data, cluster)
     fold = data.folds(folds, cluster, seed)[data.eligible]
     x = nuisance_matrix(nuisance, data, data.eligible)
     if kind == "aipw":
         if folds < 2:
             raise InputError("blip: AIPW needs folds >= 2; in-sample nuisances follow the row's own outcome.")
-        return _aipw(data, rows, effect, x, fold, learner, weights, per, correction, adjust_future)
+        return _aipw(data, rows, effect, x, fold, learner, weights, per, correction, adjust_future).noting(*noted)
     if per != "eligible" or weights != "decision" or adjust_future:
         raise InputError("blip: weights, per and adjust_future belong to AIPW; g-estimation takes none of them.")
     if folds < 2 and residualise != "regression":
         raise InputError("blip: folds=1 is for residualise='regression' alone; otherwise use folds >= 2.")
-    return _snmm(data, rows, continuation, effect, x, fold, learner, link, instrument, residualise, correction)
+    fit = _snmm(data, rows, continuation, effect, x, fold, learner, link, instrument, residualise, correction)
+    return fit.noting(*noted)
 
 
 def eligible_rows(data: MRTData, cluster: str | None = None) -> Rows:
     """The eligible rows of a trial as arrays, with the clusters that intervals rest on."""
     at = data.eligible
     return Rows(data.y[data.unit[at]], data.arm[at], data.unit[at], data.p[at], data.n, data.cluster_codes(cluster))
+
+
+def check_outcomes(data: MRTData) -> tuple[str, ...]:
+    """Notes on what the outcomes can tell. Raises InputError where all are equal: an interval would have width zero."""
+    values, counts = np.unique(data.y, return_counts=True)
+    if values.size < 2:
+        raise InputError(
+            f"outcomes: every trajectory has outcome {values[0]:g}; nothing can be learned from no variation."
+        )
+    if values.size == 2 and counts.min() < RARE:
+        return (f"only {counts.min()} trajectories have the rarer outcome: intervals are rough",)
+    return ()
 
 
 def continuation_probabilities(continuation: Rule, data: MRTData) -> tuple[Floats, str]:
@@ -227,20 +242,14 @@ def _aipw(
         for j, columns in _blocks(design.matrix, design.grouped):
             names = design.names[j : j + 1] if design.grouped else design.names
             names = names if rows.arms == 1 else tuple(f"arm {k + 1}: {n}" for n in names)
-            used = (columns != 0).any(axis=1)
+            used = (columns != 0).any(axis=1) & (w > 0)
             counts = _counts(rows, used[inside], k + 1)
             reason = _too_few(counts)
             if reason and design.grouped:
                 parts.append(_absent(names, rows, reason, counts, correction))
                 continue
             left = columns[used] * w[used, None]
-            try:
-                solved = solve(left, columns[used], full_phi[used, k], unit[used], rows.clusters, rows.n, correction)
-            except InputError:
-                if not design.grouped:
-                    raise
-                parts.append(_absent(names, rows, "fewer than 2 clusters contribute", counts, correction))
-                continue
+            solved = solve(left, columns[used], full_phi[used, k], unit[used], rows.clusters, rows.n, correction)
             deviations, influence = solved.deviations, solved.influence
             if weights == "time":
                 residual = full_phi[used, k] - columns[used] @ solved.estimate
@@ -352,6 +361,10 @@ def _joined(
     grouped: bool,
 ) -> Blips:  # fmt: skip
     rules = {p.correction for p in parts if np.isfinite(p.estimate).all()}
+    reasons = []
+    for p in parts:
+        for reason, se in zip(p.reasons, p.se, strict=True):
+            reasons.append(reason or ("" if np.isfinite(se) else "leaving one cluster out leaves no solution"))
     return Blips(
         tuple(n for p in parts for n in p.names),
         np.concatenate([p.estimate for p in parts]),
@@ -361,7 +374,7 @@ def _joined(
         what,
         rules.pop() if len(rules) == 1 else "mixed",
         {k: [v for p in parts for v in p.details[k]] for k in parts[0].details},
-        tuple(r for p in parts for r in p.reasons),
+        tuple(reasons),
         notes,
         data,
         rows,

@@ -132,24 +132,32 @@ def policy_probabilities(rule: Rule, data: MRTData, rows: Bools, what: str) -> F
 
 
 def nuisance_matrix(spec: str | Sequence[str] | None, data: MRTData, rows: Bools) -> Floats:
-    """(rows, d) features for nuisance models, first column ones; default all declared features and history counts.
+    """(rows, d) features for nuisance models; see `nuisance_columns`."""
+    return nuisance_columns(spec, data, rows)[0]
 
-    spec: a formula, names of features, or None. Text and categories become indicators.
+
+def nuisance_columns(spec: str | Sequence[str] | None, data: MRTData, rows: Bools) -> tuple[Floats, tuple[str, ...]]:
+    """Features for nuisance models (rows, d), first column ones, and their names; default all declared features and
+    history counts.
+
+    spec: a formula, names of features, or None. Text and categories become indicators; constants drop out.
     """
     frame = data.frame.loc[rows]
     if isinstance(spec, str):
-        return formula_matrix(spec, frame, "nuisance")[0]
+        return formula_matrix(spec, frame, "nuisance")
     names = list(frame.columns) if spec is None else list(spec)
-    parts = [np.ones((len(frame), 1))]
+    parts, labels = [np.ones((len(frame), 1))], ["Intercept"]
     for name in names:
         if name not in frame.columns:
             raise InputError(f"nuisance: `{name}` is no declared feature; features: {list(frame.columns)}.")
         column = frame[name]
         if pd.api.types.is_numeric_dtype(column):
-            values = column.to_numpy(dtype=float)[:, None]
+            values, found = column.to_numpy(dtype=float)[:, None], [name]
         else:
             codes, levels = pd.factorize(column, sort=True)
             values = (codes[:, None] == np.arange(1, len(levels))).astype(float)
+            found = [f"{name}={level}" for level in levels[1:]]
         varies = (values != values[:1]).any(axis=0)
         parts.append(values[:, varies])
-    return np.column_stack(parts)
+        labels += [label for label, keep in zip(found, varies, strict=True) if keep]
+    return np.column_stack(parts), tuple(labels)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from audit.mrt.blip import continuation_probabilities, eligible_rows
 from audit.mrt.data import Bools, Floats, MRTData
-from audit.mrt.design import Effect, Rule, nuisance_matrix, projection
+from audit.mrt.design import Effect, Rule, nuisance_columns, projection
 from audit.mrt.offpolicy import overlap_by_decision
 from audit.mrt.results import by_cluster
 from envs.core import InputError
@@ -68,8 +68,8 @@ def policy_positivity(data: MRTData, policy: Rule) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class RandomizationCheck:
-    """Did the coin fall as logged? table: (term, coefficient, se, t, p_value) of A - p on the history; statistic, df,
-    df_denominator, p_value: joint clustered F; calibration: logged p against the observed share, by bin of p."""
+    """Did the coin fall as logged? table: (arm, term, coefficient, se, t, p_value) of A - p on the history; statistic,
+    df, df_denominator, p_value: joint clustered F; calibration: logged p against the observed share, by bin of p."""
 
     table: pd.DataFrame
     statistic: float
@@ -98,7 +98,7 @@ def randomization_check(
     trusted. Raises InputError when fewer clusters than moments.
     """
     rows = eligible_rows(data, cluster)
-    x = nuisance_matrix(features, data, data.eligible)
+    x, names = nuisance_columns(features, data, data.eligible)
     scale = np.sqrt((x * x).mean(axis=0))
     _, r = np.linalg.qr(x / scale)
     keep = np.abs(np.diag(r)) > 1e-7 * np.abs(np.diag(r)).max()  # take collinear history columns once
@@ -127,7 +127,7 @@ def randomization_check(
             pd.DataFrame(
                 {
                     "arm": k + 1,
-                    "column": np.flatnonzero(keep),
+                    "term": [name for name, kept in zip(names, keep, strict=True) if kept],
                     "coefficient": coefficient,
                     "se": se,
                     "t": t,
@@ -192,7 +192,11 @@ def transport_check(data: MRTData, other: MRTData, *, limit: float = 0.1) -> Tra
                 (f"{name}={v}", (here[name] == v).to_numpy(float), (there[name] == v).to_numpy(float)) for v in levels
             ]
         else:
-            columns = [(name, here[name].to_numpy(float), there[name].to_numpy(float))]
+            mine, theirs = here[name].to_numpy(float), there[name].to_numpy(float)
+            columns = [(name, mine, theirs)]
+            if np.unique(np.concatenate([mine, theirs])).size > 2:
+                centre = (mine.mean() + theirs.mean()) / 2
+                columns.append((f"spread of {name}", np.abs(mine - centre), np.abs(theirs - centre)))
         for label, a, b in columns:
             spread = float(np.sqrt((a.var() + b.var()) / 2))
             gap = float(a.mean() - b.mean())
@@ -204,7 +208,7 @@ def transport_check(data: MRTData, other: MRTData, *, limit: float = 0.1) -> Tra
     table["p_holm"] = multipletests(table["p_value"], method="holm")[1]
     differs = table[(table["difference_in_sd"].abs() > limit) & (table["p_holm"] < 0.05)]
     warnings = []
-    coins = differs["feature"].str.match(r"p(_\d+)?$")
+    coins = differs["feature"].str.fullmatch(r"(spread of )?p(_\d+)?")
     if coins.any():
         warnings.append(
             "the trials flipped different coins: blips with randomised continuation are different estimands"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from audit.mrt.blip import continuation_probabilities, eligible_rows
+from audit.mrt.blip import check_outcomes, continuation_probabilities, eligible_rows
 from audit.mrt.data import Floats, Ints, MRTData
 from audit.mrt.design import Effect, Rule, nuisance_matrix, projection
 from audit.mrt.nuisance import check_learner
@@ -82,6 +82,7 @@ def policy_gain(
     check_learner(learner, folds)
     if folds < 2:
         raise InputError("policy_gain: needs folds >= 2.")
+    notes = check_outcomes(data)
     rows = eligible_rows(data, cluster)
     names = ["never", *policies]
     pis = [continuation_probabilities(rule, data)[0] for rule in ("none", *policies.values())]
@@ -90,7 +91,6 @@ def policy_gain(
         data, rows, data.folds(folds, cluster, seed)[data.eligible], nuisance_matrix(nuisance, data, data.eligible),
         learner, correction, instrument,
     )  # fmt: skip
-    notes: tuple[str, ...] = ()
     if method in ("snmm", "occupancy"):
         s = projection(effect, data.frame.loc[data.eligible])
         if not s.exclusive:
@@ -98,10 +98,10 @@ def policy_gain(
         _check_support(rows, s.matrix, s.names)
         build = _by_snmm if method == "snmm" else _by_occupancy
         values = build(job, s.matrix, pis)
-        notes = (f"blip model: {', '.join(s.names)}",)
+        notes += (f"blip model: {', '.join(s.names)}",)
     else:
         values = _by_weights(job, pis, overlaps, method)
-        notes = ("a check without a blip model: its interval claims nothing where the ESS is small",)
+        notes += ("a check without a blip model: its interval claims nothing where the ESS is small",)
     table = Effects(
         tuple(names), *values, what=f"expected outcome under each policy, method {method}",
         correction="CR3" if job.jackknife else ("CR0" if correction == "CR0" else "CR1"), notes=notes,

@@ -146,8 +146,13 @@ def restriction_test(rows: Rows, fit: GFit, extra: Floats, names: tuple[str, ...
     adjusted = moments - scores @ np.linalg.solve(fit.solved.matrix.T, (instruments.T @ fit.right).T)
     total, spread = moments.sum(axis=0), adjusted.T @ adjusted
     m = total.size
+    explained = np.diag(spread) < 1e-10 * (moments**2).sum(axis=0)
+    if explained.any():
+        raise InputError(
+            f"restriction test: `{names[int(np.argmax(explained)) % len(names)]}` is in the model already."
+        )
     if np.linalg.matrix_rank(spread / np.sqrt(np.outer(np.diag(spread), np.diag(spread)) + 1e-300), tol=1e-8) < m:
-        raise InputError("restriction test: the extra terms are in the model already or collinear; leave them out.")
+        raise InputError("restriction test: the extra terms are collinear; leave some out.")
     statistic = float(total @ np.linalg.solve(spread, total))
     return RestrictionTest(statistic, m, float(stats.chi2.sf(statistic, m)), names)
 
