@@ -258,8 +258,10 @@ def test_either_dialect_imports_to_the_games_own(tmp_path: Path, game: Game, old
     assert certificate_table([trajectory]).loc[0, "wording" if old else "exact"] == 1
 
 
-def test_a_refused_command_is_no_evidence_of_a_dialect(tmp_path: Path, game: Game) -> None:
-    intro, lines = played(game, ["move pan 9 to nowhere 1", "look"])
+@pytest.mark.parametrize("refused", ["move pan 9 to nowhere 1", "put pan 9 in/on nowhere 1"])
+def test_a_refused_command_is_no_evidence_of_a_dialect(tmp_path: Path, game: Game, refused: str) -> None:
+    intro, lines = played(game, ["look"])
+    lines.insert(0, (refused, "Nothing happens."))
     facts = certificate(only(import_log(as_lines(tmp_path / "log", expert(game, lines, intro)), [game])))
     assert facts["dialect"] is None and facts["no_ops"] == 1
 
