@@ -140,7 +140,8 @@ def blip(
     continuation: "randomized", "none", or a target policy (feature name, constant, or function of the feature frame
     giving P(treat); (rows, K) for K arms).
     effect: "pooled", a feature or features (a group a level), a mapping name -> boolean rule (groups may overlap), or a
-    formula "~ moderators". For g-estimation groups must not overlap, and the effect is the blip model itself.
+    formula "~ moderators". For g-estimation groups must not overlap, and the effect is the blip model itself: where it
+    is wrong, psi is a projection weighted by p(1-p), not by `weights`.
     method: "aipw" only for "randomized", where it is the default; "snmm" (g-estimation) for any continuation.
     learner: any scikit-learn regressor, or classifier for a 0/1 outcome; None is linear least squares. It moves
     precision, never validity. nuisance: its features (default all declared ones and history counts).

@@ -22,7 +22,22 @@ from envs.core import InputError
 Rule = str | float | Callable[[pd.DataFrame], Any]
 Effect = str | Sequence[str] | Mapping[str, Any]
 
-_CALLS = {"C", "I", "bs", "cr", "cc", "center", "standardize", "np.log", "np.log1p", "np.exp", "np.sqrt", "np.abs"}
+_CALLS = {
+    "C",
+    "I",
+    "Q",
+    "Treatment",
+    "bs",
+    "cr",
+    "cc",
+    "center",
+    "standardize",
+    "np.log",
+    "np.log1p",
+    "np.exp",
+    "np.sqrt",
+    "np.abs",
+}
 _CALLS |= {"np.minimum", "np.maximum"}
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\s*\(")
 _SAFE = re.compile(r"[\w\s.+\-*/:~()<>=!&|,%\"'^]*\Z")
@@ -31,7 +46,7 @@ _SAFE = re.compile(r"[\w\s.+\-*/:~()<>=!&|,%\"'^]*\Z")
 def formula_matrix(formula: str, frame: pd.DataFrame, what: str = "effect") -> tuple[Floats, tuple[str, ...]]:
     """Design matrix (rows, columns) and column names of a one-sided formula such as "~ S + C(tool)".
 
-    Allowed calls: C, I, bs, cr, cc, center, standardize, np.log/log1p/exp/sqrt/abs/minimum/maximum. Raises InputError
+    Allowed calls: C (with Treatment), I, Q, bs, cr, cc, center, standardize, np.log/log1p/exp/sqrt/abs/minimum/maximum. Raises InputError
     for a column that is not a declared feature, a call not listed, a missing value.
     """
     text = formula if "~" in formula else f"~ {formula}"

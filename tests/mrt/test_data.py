@@ -140,6 +140,29 @@ def test_folds_split_clusters_evenly(tasks: int, k: int, seed: int) -> None:
         data.folds(tasks + 1)
 
 
+def test_formulas_read_text_columns() -> None:
+    rng = np.random.default_rng(0)
+    n = 200
+    decisions = pd.DataFrame(
+        {
+            "trajectory": np.arange(n).astype(str),
+            "t": 1,
+            "eligible": True,
+            "arm": np.arange(n) % 2,
+            "p": 0.5,
+            "tool kind": rng.choice(["go", "put", "take"], n),
+        }
+    )
+    trajectories = pd.DataFrame({"trajectory": np.arange(n).astype(str), "outcome": rng.standard_normal(n)})
+    data = MRTData(decisions, trajectories, features=["tool kind"])
+    by_formula = blip(data, effect='~ 0 + Q("tool kind")')
+    by_group = blip(data, effect="tool kind")
+    np.testing.assert_allclose(by_formula.estimate, by_group.estimate)
+    assert by_group.names == ("tool kind=go", "tool kind=put", "tool kind=take")
+    shifted = blip(data, effect="~ C(Q('tool kind'), Treatment('put'))")
+    assert shifted.estimate[0] == pytest.approx(by_group.estimate[1])
+
+
 @pytest.mark.parametrize(
     "formula",
     [

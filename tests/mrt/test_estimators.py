@@ -73,6 +73,11 @@ def test_recursions_give_the_published_truth() -> None:
     np.testing.assert_allclose(trial.linear([one, S_C]), TRUTH["dgp_C"]["rand_by_S_linear"], atol=1e-12)
     np.testing.assert_allclose(trial.linear([one, S_C, G_C]), TRUTH["dgp_C"]["rand_linear_S_G"], atol=1e-12)
     np.testing.assert_allclose([trial.weighted(1 - G_C), trial.weighted(G_C)], TRUTH["dgp_C"]["rand_by_G"], atol=1e-12)
+    blips = truth_c(never).tau
+    for name, value in TRUTH["dgp_C"]["naive_gain_limit"].items():
+        chosen = POLICIES_C[name](S_C[0], G_C[0])
+        assert (trial.met * chosen * blips).sum() == pytest.approx(value, abs=1e-12)
+    np.testing.assert_allclose(blips, np.broadcast_to(0.5 + S_C - 0.8 * G_C, blips.shape), atol=1e-12)
     assert trajectory_average_c() == pytest.approx(TRUTH["dgp_C"]["trajectory_average_rand_MC"], abs=0.005)
     np.testing.assert_allclose(truth_d().tau, TRUTH["dgp_D"]["rand_blip_t_s_g"], atol=1e-12)
     np.testing.assert_allclose(truth_d(never).tau, TRUTH["dgp_D"]["zero_blip_t_s_g"], atol=1e-12)
