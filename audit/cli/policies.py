@@ -54,17 +54,18 @@ def import_(file: Path, env: tuple[str, ...], out: Path, budget: int) -> None:
     \b
     Example:  audit import log.jsonl --env alfworld:train --out trajectories.jsonl
     """
-    import envs
     from audit.importers import certificate_table, import_log
     from audit.logs import write_trajectories
     from audit.summary import as_text
 
-    known = [game for spec in env for game in envs.games(spec)]
-    imported = import_log(file, known, budget=budget)
+    with Progress() as progress:
+        imported = import_log(
+            file, list(env), budget=budget, done=lambda finished, of: progress("import", finished, of)
+        )
     write_trajectories(out, imported.trajectories)
-    click.echo(as_text(certificate_table(imported.trajectories, imported.problems)))
-    for problem in imported.problems[:20]:
-        click.echo(str(problem), err=True)
+    click.echo(as_text(certificate_table(imported.trajectories, imported.problems).T.reset_index()))
+    for line in (*imported.notes, *map(str, imported.problems[:20])):
+        click.echo(line, err=True)
     if len(imported.problems) > 20:
         click.echo(f"... and {len(imported.problems) - 20} more", err=True)
 

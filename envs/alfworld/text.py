@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from envs.alfworld.grammar import (
@@ -35,7 +36,7 @@ from envs.core import InputError
 Mapping = Sequence[tuple[str, str, int]]  # (placeholder, type, object number) for each argument of an action
 StaticFacts = typing.Mapping[str, Sequence[Sequence[int]]]
 Teller = Callable[[int], str]
-Row = tuple[int, "Context"]
+Row = tuple[int, dict[str, int]]  # the atoms a match needs, and what it binds
 
 MAX_ROWS = 100_000
 MAX_DEPTH = 40
@@ -118,6 +119,7 @@ class Narrator:
         self._templates: dict[tuple[str, tuple[tuple[str, str, int], ...]], str] = {}
         self._rows_left = MAX_ROWS
         self._mask = 0
+        self._words: dict[tuple[int, int], str] = {}  # by expression (they live in the grammar) and thing
         # Answers within one text; the context is held so that its id stays its own (queries live in the grammar).
         self._found: dict[tuple[int, int], tuple[Context, list[Row]]] = {}
 
@@ -210,8 +212,8 @@ class Narrator:
         if isinstance(node, Reference):
             return self._reference(node, context, depth)
         item = node.item if isinstance(node, Enumeration) else node
-        rows: list[Row] = self._rows(item.query, context) if item.query else [(0, context)]
-        parts = [(mask, self._body(item, found, depth)) for mask, found in rows]
+        rows: list[Row] = self._rows(item.query, context) if item.query else [(0, {})]
+        parts = [(mask, self._body(item, context, found, depth)) for mask, found in rows]
         if isinstance(node, Item):
             return _concatenate([_if(mask, part) for mask, part in parts])
         separators = [
@@ -220,10 +222,19 @@ class Narrator:
         ]
         return _enumerate(parts, separators)
 
-    def _body(self, item: Item, context: Context, depth: int) -> str | Teller:
+    def _body(self, item: Item, context: Context, found: dict[str, int], depth: int) -> str | Teller:
+        """The body of an item for one match, with what the match binds."""
         if isinstance(item.body, Reference):
-            return self._reference(item.body, context, depth)
-        return str(self._evaluate(item.body, context))
+            return self._reference(item.body, context.extended(found) if found else context, depth)
+        if len(found) == 1:  # the common case, a thing in a list: its words are the same wherever it is listed
+            ((placeholder, thing),) = found.items()
+            name = placeholder.split(":")[0]
+            if _variables(item.body) == {name}:
+                key = (id(item.body), thing)
+                if key not in self._words:
+                    self._words[key] = str(self._evaluate(item.body, {name: thing}))
+                return self._words[key]
+        return str(self._evaluate(item.body, (context.extended(found) if found else context).names))
 
     def _reference(self, reference: Reference, context: Context, depth: int) -> str | Teller:
         rules = self._grammar.rules.get(reference.rule)
@@ -269,7 +280,7 @@ class Narrator:
                 self._rows_left -= 1
                 if self._rows_left < 0:
                     raise InputError(f"A grammar query of the game has more than {MAX_ROWS} answers; not supported.")
-                rows.append((mask, context.extended(new)))
+                rows.append((mask, dict(new)))
                 return
             parameters = query[depth].parameters
             for arguments, bit in self._facts.matching(query[depth], bound):
@@ -297,18 +308,18 @@ class Narrator:
         search(0, 0)
         return rows
 
-    def _evaluate(self, expression: Expression, context: Context) -> str | None:
+    def _evaluate(self, expression: Expression, names: dict[str, int]) -> str | None:
         if isinstance(expression, Literal):
             return expression.text
         if isinstance(expression, Attribute):
-            if expression.variable not in context.names:
+            if expression.variable not in names:
                 raise InputError(
                     f"The game's grammar uses {expression.variable!r} where nothing of that name is known."
                 )
-            identifier, kind, name = self._facts.objects[context.names[expression.variable]]
+            identifier, kind, name = self._facts.objects[names[expression.variable]]
             known = {"id": identifier, "type": kind, "name": name, "indefinite": "a", "definite": "the"}
             return known.get(expression.attribute)
-        values = [self._evaluate(part, context) for part in expression.parts]
+        values = [self._evaluate(part, names) for part in expression.parts]
         if isinstance(expression, FirstOf):
             return next((value for value in values if value), values[-1])
         if any(value is None for value in values):
@@ -316,6 +327,7 @@ class Narrator:
         return "".join(value for value in values if value is not None)
 
 
+@lru_cache(maxsize=1024)
 def _variables(expression: Expression) -> set[str]:
     if isinstance(expression, Attribute):
         return {expression.variable}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Literal
 
 from envs.alfworld.text import Feedback
@@ -57,10 +58,10 @@ class AlfredWorld:
         self._goal_memo: dict[int, bool] = {}
         self._key = (1 << game.key_bits) - 1
         self._situations: dict[int, _Situation] = {}
-        self._by_key_atom: list[list[int]] = [[] for _ in range(game.key_bits + 1)]
+        self._by_needs: dict[tuple[int, ...], list[int]] = {}  # operators by the key atoms they need, ascending
         for number, operator in enumerate(game.operators):
-            needs = [literal - 1 for literal in operator.pre if 0 < literal <= game.key_bits]
-            self._by_key_atom[min(needs, default=game.key_bits)].append(number)
+            needs = tuple([literal - 1 for literal in operator.pre if 0 < literal <= game.key_bits])
+            self._by_needs.setdefault(needs, []).append(number)
         self._effects: dict[int, tuple[int, int, int]] = {}
         self._turns: dict[int, Turn] = {}
         self._successors: dict[int, dict[str, Turn]] = {}
@@ -190,10 +191,12 @@ class AlfredWorld:
     def _situation(self, key: int) -> _Situation:
         """The operators that fit the key atoms, with what else each needs."""
         game = self.compiled
-        numbers = list(self._by_key_atom[game.key_bits])
-        for atom in range(game.key_bits):
-            if key >> atom & 1:
-                numbers += self._by_key_atom[atom]
+        held = [atom for atom in range(game.key_bits) if key >> atom & 1]
+        if len(held) <= 4:  # where the agent is, that it holds something, and what
+            subsets = (needs for size in range(len(held) + 1) for needs in combinations(held, size))
+            numbers = [number for needs in subsets for number in self._by_needs.get(needs, ())]
+        else:
+            numbers = [number for listed in self._by_needs.values() for number in listed]
         always: dict[str, int] = {}
         sometimes: list[tuple[int, int, str, int]] = []
         for number in numbers:
