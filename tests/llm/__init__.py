@@ -1,0 +1,1 @@
+"""Tests of language-model policies, clients and judges, all against loopback servers."""
