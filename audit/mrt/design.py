@@ -46,8 +46,8 @@ _SAFE = re.compile(r"[\w\s.+\-*/:~()<>=!&|,%\"'^]*\Z")
 def formula_matrix(formula: str, frame: pd.DataFrame, what: str = "effect") -> tuple[Floats, tuple[str, ...]]:
     """Design matrix (rows, columns) and column names of a one-sided formula such as "~ S + C(tool)".
 
-    Allowed calls: C (with Treatment), I, Q, bs, cr, cc, center, standardize, np.log/log1p/exp/sqrt/abs/minimum/maximum. Raises InputError
-    for a column that is not a declared feature, a call not listed, a missing value.
+    Allowed calls: C (with Treatment), I, Q, bs, cr, cc, center, standardize and np.log, log1p, exp, sqrt, abs, minimum,
+    maximum. Raises InputError for a column that is not a declared feature, a call not listed, a missing value.
     """
     text = formula if "~" in formula else f"~ {formula}"
     if not _SAFE.match(text) or "__" in text or text.split("~")[0].strip():

@@ -1,7 +1,7 @@
 """Simulated coverage of every interval with a nominal claim, on trials whose truth is exact.
 
-R = 500 replications on DGP C and D: .925 to .975 is .95 +- 2.6 standard errors. The smaller trials take 1,000, so that the
-same band leaves room for what few clusters cost (long runs: .94 to .965). Each simulation serves many checks.
+R = 500 replications on DGP C and D: .925 to .975 is .95 +- 2.6 standard errors. The smaller trials take 1,000, so that
+the same band leaves room for what few clusters cost (long runs: .94 to .965). Each simulation serves many checks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-from dgp import (
+from sklearn.tree import DecisionTreeRegressor
+
+from audit.mrt import Effects, blip, policy_gain
+from audit.mrt.classic import dcee, emee, emee2, wcls
+from audit.mrt.design import Rule
+from audit.mrt.diagnostics import randomization_check
+from tests.mrt.dgp import (
     G_C,
     POLICIES_C,
     POLICIES_D,
@@ -26,12 +32,6 @@ from dgp import (
     truth_c,
     truth_d,
 )
-from sklearn.tree import DecisionTreeRegressor
-
-from audit.mrt import Effects, blip, policy_gain
-from audit.mrt.classic import dcee, emee, emee2, wcls
-from audit.mrt.design import Rule
-from audit.mrt.diagnostics import randomization_check
 
 pytestmark = pytest.mark.slow
 R = 500

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dgp import POLICIES_C, draw_c, draw_exogenous, trajectory_average_c, truth_c
 from sklearn.tree import DecisionTreeRegressor
 
 from audit.mrt import MRTData, blip, policy_gain
@@ -14,6 +13,7 @@ from audit.mrt.classic import dcee
 from audit.mrt.design import nuisance_matrix
 from audit.mrt.results import solve
 from envs.core import InputError
+from tests.mrt.dgp import POLICIES_C, draw_c, draw_exogenous, trajectory_average_c, truth_c
 
 
 def weighted_mean(data: MRTData, phi: np.ndarray, w: np.ndarray) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""Tests of the estimators of micro-randomised trials; `dgp` simulates trials whose truth is exact."""
