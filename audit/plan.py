@@ -290,7 +290,7 @@ PRESETS: dict[str, Plan] = {
     # Small enough for a first look and for tests.
     "quick": Plan(
         name="quick",
-        rollouts=Rollouts(rounds=[8, 16]),
+        rollouts=Rollouts(rounds=[8, 16, 32]),
         support=Support(draws=16),
         collection=Collection(trajectories=12),
     ),

@@ -63,7 +63,8 @@ def import_(file: Path, env: tuple[str, ...], out: Path, budget: int) -> None:
             file, list(env), budget=budget, done=lambda finished, of: progress("import", finished, of)
         )
     write_trajectories(out, imported.trajectories)
-    click.echo(as_text(certificate_table(imported.trajectories, imported.problems).T.reset_index()))
+    table = certificate_table(imported.trajectories, imported.problems)
+    click.echo(as_text(table.set_index("log").T.reset_index(names="certificate")))
     for line in (*imported.notes, *map(str, imported.problems[:20])):
         click.echo(line, err=True)
     if len(imported.problems) > 20:
