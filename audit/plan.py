@@ -87,7 +87,7 @@ class Rollouts:
         **_one_of(Design),
     )
     rounds: list[int] = setting(
-        [8, 12, 16, 24, 32, 48, 64, 80, 96, 108, 120],
+        [8, 16, 24, 32, 48, 64, 96, 128],
         "rollouts of each arm in total after each round (draws: factual and alternatives; arms: every arm)",
         lambda value: (
             0 < len(value) <= 12
@@ -118,7 +118,7 @@ class Decisions:
     alpha: float = setting(0.05, "error rate of intervals and of the false discovery rate", **_between(1e-6, 0.5))
     sesoi: float = setting(0.2, "smallest effect of interest: inside it an effect is negligible", **_between(0.0, 1.0))
     stop_at: float = setting(
-        0.01,
+        0.001,
         "adaptive rounds stop a point as pivotal at this p-value: about what the false discovery rate will ask for",
         **_between(1e-8, 0.5),
     )
