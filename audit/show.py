@@ -66,11 +66,11 @@ def _bar(point: pd.Series) -> str:
 
 
 def groups(run: Run, by: str) -> pd.DataFrame:
-    """Coverage, pivotal share and mean size of the effects by group, with intervals."""
+    """Coverage, pivotal share and mean effect by group, with intervals."""
     rows = []
     for row in run.details["groups"][by]:
         entry = {by: row["group"] or "-", "points": row["points"]}
-        for name in ("defined", "pivotal", "mean_size"):
+        for name in ("defined", "pivotal", "mean_effect"):
             value = row[name] or {}
             entry |= {name: value.get("estimate"), f"{name} low": value.get("low"), f"{name} high": value.get("high")}
         rows.append(entry)

@@ -93,10 +93,10 @@ def _interval(interval: ClusterInterval) -> Row:
     }
 
 
-def _clipped(interval: ClusterInterval) -> Row:
-    """A mean of probabilities: its t interval cut to [0, 1]."""
+def _clipped(interval: ClusterInterval, least: float) -> Row:
+    """A mean of probabilities (or of their differences): its t interval cut to what is possible, [least, 1]."""
     row = _interval(interval)
-    return row | {side: min(max(row[side], 0.0), 1.0) for side in ("low", "high") if row[side] is not None}
+    return row | {side: min(max(row[side], least), 1.0) for side in ("low", "high") if row[side] is not None}
 
 
 def _reasons(effects: pd.DataFrame) -> list[Row]:
@@ -126,8 +126,9 @@ def _shares(effects: pd.DataFrame, counts: Mapping[int, Counts], plan: Plan, lev
     shares["nonzero"] = {
         "rollouts": f"{n[0, 0]} factual against {n[0, 1:].sum()}",
         "observed": _interval(nonzero.observed),
-        "null": _clipped(nonzero.null),
+        "null": _clipped(nonzero.null, 0.0),
         "excess": _interval(nonzero.excess),
+        "decided_by_the_total": _number(nonzero.fixed),
     }
     p = effects.loc[rows, "p"].to_numpy(dtype=float)
     supports = _supports(rows, counts, plan)
@@ -197,30 +198,25 @@ def _group(effects: pd.DataFrame, group: str, level: float) -> list[Row]:
         frame.assign(hit=frame["support"] == "defined"), "hit", cluster="game", by=[group], level=level
     )
     found = frame[frame["support"] == "defined"].assign(hit=lambda part: part["state"] == "pivotal")
-    mean = found.assign(size=found["estimate"].abs())
     rows = []
     for row in covered.to_dict("records"):
         inside = found[found[group].isna()] if pd.isna(row[group]) else found[found[group] == row[group]]
         share = (
             cluster_share(inside["hit"].astype(float), inside["game"].tolist(), level=level) if len(inside) else None
         )
-        effect = (
-            cluster_mean(mean.loc[inside.index, "size"], inside["game"].tolist(), level=level) if len(inside) else None
-        )
+        effect = cluster_mean(inside["estimate"], inside["game"].tolist(), level=level) if len(inside) else None
         rows.append(
             {
                 "group": None if pd.isna(row[group]) else row[group],
                 "points": int(row["n_points"]),
                 "defined": {key: _number(row[column]) for key, column in _SHARE_COLUMNS},
                 "pivotal": None if share is None else _interval(share),
-                "mean_size": None if effect is None else _interval(effect),
+                "mean_effect": None if effect is None else _clipped(effect, -1.0),
             }
         )
-    return (
-        sorted(rows, key=lambda row: (len(str(row["group"]).split("-")[0]), str(row["group"])))
-        if group == "step_group"
-        else rows
-    )
+    if group == "step_group":
+        rows.sort(key=lambda row: int(str(row["group"]).rstrip("+").split("-")[0]))
+    return rows
 
 
 _SHARE_COLUMNS = (("estimate", "share"), ("low", "low"), ("high", "high"))
@@ -253,7 +249,8 @@ def table(summary: Mapping[str, Any]) -> pd.DataFrame:
     if "nonzero" in shares:
         add("nonzero share", shares["nonzero"]["observed"], shares["nonzero"]["rollouts"])
         add("  with no effect anywhere", shares["nonzero"]["null"])
-        add("  excess over the null", shares["nonzero"]["excess"])
+        fixed = shares["nonzero"]["decided_by_the_total"]
+        add("  excess over the null", shares["nonzero"]["excess"], f"the total alone decides {fixed:.0%} of points")
     add("null-corrected share", shares.get("null_corrected"), "Storey; a lower bound")
     add("deconvolved share", shares.get("deconvolved"), "model-based, effects of .1 or more")
     add("pivotal share", shares.get("pivotal"), "q <= alpha, of defined points")
