@@ -204,8 +204,9 @@ class Client:
             elif len(indices) > 1:
                 body["n"] = len(indices)
             if settings.seeded and not together:
-                mixed = hashlib.blake2b(",".join(str(draws[j]) for j in indices).encode(), digest_size=4).digest()
-                body["seed"] = int.from_bytes(mixed, "big") >> 1
+                # The prompt is mixed in: one seed under two prompts would tie their answers together.
+                named = json.dumps([body, [draws[j] for j in indices]], sort_keys=True).encode()
+                body["seed"] = int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "big") >> 1
             parts = tuple(call([j], False) for j in indices) if len(indices) > 1 else ()
             n = len(indices)
             return Call(paths[i], body, tuple(keys[j] for j in indices), lambda d: _choices(d, n), expected, parts)
@@ -241,7 +242,7 @@ class Client:
                     return
                 try:
                     answers = await self._answered(call, purpose)
-                except _Refused as error:
+                except Refused as error:
                     reason = str(error)
                 except (PolicyUnavailable, InputError) as error:
                     stop.append(error)
@@ -279,7 +280,7 @@ class Client:
                     continue
                 usage = _usage(data, call.expected)
                 try:
-                    self._check_model(data)
+                    self.check_model(data)
                     answers = call.read(data)
                 except (BadAnswer, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                     self.journal.record(purpose, usage, {})
@@ -329,7 +330,7 @@ class Client:
         if error.code == "insufficient_quota":
             return PolicyUnavailable(f"{self.model}: the account's quota is used up (HTTP {status}: {said}).")
         if status not in _GOOD_AFTER and status < 500:
-            return _Refused(f"the server refuses this question (HTTP {status}: {said})")
+            return Refused(f"the server refuses this question (HTTP {status}: {said})")
         wait = _retry_after(error.response.headers.get("retry-after"))
         if wait is not None:  # it concerns every call, not this one alone
             self._not_before = max(self._not_before, time.monotonic() + min(wait, self.limits.longest_wait))
@@ -340,7 +341,8 @@ class Client:
         share: float = draws(1, "retry", call.keys, attempt)[0] / 2**64
         return min(math.ldexp(0.25, attempt - 1), self.limits.longest_wait) * (0.5 + share)
 
-    def _check_model(self, data: Mapping[str, Any]) -> None:
+    def check_model(self, data: Mapping[str, Any]) -> None:
+        """Raise PolicyUnavailable if an answer is another model's."""
         said = data.get("model")
         if isinstance(said, str) and said not in ("", self._answers_as) and not said.startswith(self._answers_as + "-"):
             raise PolicyUnavailable(
@@ -363,13 +365,13 @@ class Client:
         if self._server is None or self._slots is None or self._loop is not loop:
             key = os.environ.get(self._key_env, "") if self._key_env else "none"
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
-            self._server = openai.AsyncOpenAI(
-                api_key=key, base_url=self.base_url, max_retries=0, timeout=self.limits.timeout
-            )
+            # A plain HTTP client: the package's own one, once dropped, tries to close sockets of a loop that is gone.
+            http = openai.DefaultAsyncHttpxClient(timeout=self.limits.timeout)
+            self._server = openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, http_client=http)
         return self._server, self._slots
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The server will not answer this question, now or later; other questions are not concerned."""
 
 
@@ -388,7 +390,7 @@ def _wire(prompt: Prompt) -> Any:
 def _logprobs_field(chat: bool, settings: Sampling) -> dict[str, Any]:
     if not settings.logprobs:
         return {}
-    return {"logprobs": True} if chat else {"logprobs": 0}
+    return {"logprobs": True} if chat else {"logprobs": 1}
 
 
 def _prompt_size(body: Mapping[str, Any]) -> int:

@@ -53,13 +53,13 @@ class FakeModel:
     """A deterministic model of single characters whose next-token probabilities are a hash of the last two.
 
     It answers (`generate`) with a command of the list in its prompt, if it sees one, else with its own characters;
-    `style` is how it words that: plain, think (in <think> tags) or messy.
+    `style` is how it words that: plain, think (in <think> tags) or messy. says: answers it draws from instead.
     """
 
     name, end = "fake", 0
 
-    def __init__(self, style: str = "plain") -> None:
-        self.style = style
+    def __init__(self, style: str = "plain", says: Sequence[str] = ()) -> None:
+        self.style, self.says = style, says
         self._rows: dict[tuple[int, ...], list[float]] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -90,6 +90,8 @@ class FakeModel:
         self, ids: Sequence[int], rng: random.Random, temperature: float, limit: int, stop: Sequence[str]
     ) -> list[int]:
         prompt = self.decode(ids)
+        if self.says:
+            return [*self.encode(self.says[0] if temperature == 0 else rng.choice(self.says)), self.end]
         listed = re.findall(r"^- (.+)$", prompt, re.MULTILINE)
         if not listed:
             drawn: list[int] = []
@@ -128,7 +130,9 @@ class Loopback:
         reasoning: bool = False,
         key: str | None = None,
         token_ids: bool = True,
+        dialect: str = "vllm",
     ) -> None:
+        self.dialect = dialect
         self.model, self.faults, self.latency, self.reasoning, self.key = model, faults, latency, reasoning, key
         self.token_ids = token_ids
         self.requests = 0
@@ -255,14 +259,25 @@ class Loopback:
 
     # Answers
 
-    async def _answer(self, path: str, body: Mapping[str, Any], fault: str | None) -> tuple[int, dict[str, Any]]:
+    async def _answer(self, path: str, body: Mapping[str, Any], fault: str | None) -> tuple[int, Any]:
         model = self.model
+        only = {"vllm": "/v1/ /tokenize", "openai": "/v1/chat", "sglang": "/v1/ /generate /tokenize"}
+        only["llama-server"] = "/v1/ /tokenize /completion"
+        if not any(path.startswith(start) for start in only[self.dialect].split()):
+            return 404, {"error": {"message": f"no such endpoint {path}"}}
+        if path == "/generate":
+            return 200, self._generate(body, fault)
+        if path == "/completion":
+            return 200, self._completion(body, fault)
+        if path == "/tokenize" and (self.dialect == "llama-server") != ("content" in body):
+            return 400, {"error": {"message": "another dialect"}}
         if path.endswith("/models"):
             return 200, {"data": [{"id": model.name, "owned_by": "vllm"}]}
         if path == "/version":
             return 200, {"version": "loopback"}
         if path == "/tokenize":
-            ids = model.chat(body["messages"]) if "messages" in body else model.encode(body["prompt"])
+            text = body.get("prompt", body.get("content", ""))
+            ids = model.chat(body["messages"]) if "messages" in body else model.encode(text)
             return 200, {"tokens": ids, "count": len(ids)}
         if path.endswith("/chat/completions"):
             prompts, chat = [model.chat(body["messages"])], True
@@ -302,6 +317,32 @@ class Loopback:
             del answer["usage"]
         return 200, answer
 
+    def _damaged(self, values: Sequence[float | None], fault: str | None) -> list[float | None]:
+        wrong = {"nan": math.nan, "constant": 0.0, "no_logprobs": None}
+        return [None if v is None else wrong.get(fault or "", v) for v in values]
+
+    def _generate(self, body: Mapping[str, Any], fault: str | None) -> Any:
+        """SGLang's own endpoint: scores of the given tokens from `logprob_start_len` on, the first of them unknown."""
+        if "input_ids" not in body:
+            ids = self.model.encode(body["text"])
+            return {"text": "x", "meta_info": {"prompt_tokens": len(ids), "completion_tokens": 1}}
+        items = []
+        for ids, start in zip(body["input_ids"], body["logprob_start_len"], strict=True):
+            values = self._damaged(self.model.score(ids), fault)
+            scores = [[None if k == start else values[k], ids[k], None] for k in range(start, len(ids))]
+            about = {"prompt_tokens": len(ids), "completion_tokens": 0, "cached_tokens": 1}
+            items.append({"text": "", "meta_info": {**about, "input_token_logprobs": scores}})
+        return items
+
+    def _completion(self, body: Mapping[str, Any], fault: str | None) -> Any:
+        """llama-server's own endpoint, its answer forced by a grammar of token ids."""
+        forced = [int(i) for i in re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))]
+        ids = [*body["prompt"], *forced]
+        values = self._damaged(self.model.score(ids), fault)[len(body["prompt"]) :]
+        said = [{"id": i, "logprob": v} for i, v in zip(forced, values, strict=True)]
+        counts = {"tokens_evaluated": len(body["prompt"]), "tokens_predicted": len(forced), "tokens_cached": 3}
+        return {"content": "", "completion_probabilities": said, **counts}
+
     def _choice(
         self, prompt: list[int], body: Mapping[str, Any], draw: int, chat: bool, fault: str | None, index: int
     ) -> dict[str, Any]:
@@ -319,15 +360,12 @@ class Loopback:
         echo = bool(body.get("echo"))
         choice: dict[str, Any] = {"index": index, "finish_reason": finish, "_n": len(drawn)}
         shown = [*prompt, *drawn] if echo else drawn
-        wanted = body.get("logprobs") not in (None, False) and fault != "no_logprobs"
+        wanted = body.get("logprobs") is not None and body["logprobs"] is not False and fault != "no_logprobs"
         values: list[float | None] = []
         if wanted:
             values = self.model.score([*prompt, *drawn])
             values = values if echo else values[len(prompt) :]
-            if fault == "nan":
-                values = [None if v is None else math.nan for v in values]
-            if fault == "constant":
-                values = [None if v is None else 0.0 for v in values]
+            values = self._damaged(values, fault)
         if chat:
             message: dict[str, Any] = {"role": "assistant", "content": text}
             if self.reasoning:

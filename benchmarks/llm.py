@@ -1,0 +1,128 @@
+"""How much of a server's speed reaches the rollouts, and what the client costs: against a loopback server.
+
+The server (another process) needs 50 ms for an answer and serves 64 at once, so 1,280 answers a second at most.
+Rollouts of a trivial world are rolled in lock-step by a language-model policy; every decision is one answer.
+
+    python -m benchmarks.llm [--rollouts 10000] [--steps 3] [--batch 16] [--json]
+
+achieved_ratio: answers a second / 1,280. client_cpu: processor seconds of this process / wall seconds, prompts,
+parsing, journal and the rollouts' own steps included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from audit.llm.client import Client, Limits
+from audit.llm.journal import Journal
+from audit.llm.scoring import ServerBackend
+from audit.policies import History
+from audit.policies.openai import DecodeSettings, LLMPolicy, PromptSettings
+from audit.records import draws
+from audit.rollouts import Start, roll
+from envs import Turn
+
+LATENCY, SLOTS = 0.05, 64
+
+
+class Corridor:
+    """A world of two commands without an end, so that every rollout takes all its steps."""
+
+    game_id = "corridor"
+
+    def _turn(self, state: tuple[str, ...]) -> Turn:
+        said = f"You {state[-1]}. Step {len(state)}." if state else "You are in a corridor. Your task is to: walk."
+        return Turn(said, ("go left", "go right"), False, False, state)
+
+    def reset(self) -> Turn:
+        """The beginning."""
+        return self._turn(())
+
+    def restore(self, state: tuple[str, ...]) -> Turn:
+        """The turn of a state."""
+        return self._turn(state)
+
+    def step(self, state: tuple[str, ...], command: str) -> Turn:
+        """One more step."""
+        return self._turn((*state, command))
+
+
+def measure(rollouts: int, steps: int, batch: int, concurrency: int) -> dict[str, float]:
+    """Run the benchmark once."""
+    command = [sys.executable, "-m", "tests.llm.loopback", "--latency", str(LATENCY), "--slots", str(SLOTS)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        with tempfile.TemporaryDirectory() as folder:
+            limits = Limits(concurrency=concurrency, batch=batch, most=batch, timeout=60)
+            client = Client(url, "fake", limits=limits, journal=Journal(Path(folder) / "journal.sqlite"))
+            policy = LLMPolicy(
+                "benchmark",
+                ServerBackend(client, "vllm"),
+                PromptSettings("admissible", "text"),
+                DecodeSettings(max_tokens=16),
+            )
+            world = Corridor()
+            first = world.reset()
+            starts = [
+                # Every rollout has a past of its own: no two prompts are equal.
+                Start(
+                    world,
+                    History(f"corridor {i}", Turn(f"{first.observation} ({i})", *_rest(first))),
+                    steps,
+                    draws(steps, "benchmark", i),
+                )
+                for i in range(rollouts)
+            ]
+            asyncio.run(roll(policy, starts[:SLOTS]))  # connections, imports and memos are not measured
+            wall, processor = time.perf_counter(), time.process_time()
+            finished = asyncio.run(roll(policy, starts[SLOTS:]))
+            wall, processor = time.perf_counter() - wall, time.process_time() - processor
+            answers = sum(finish.steps for finish in finished)
+            calls = client.journal.total().calls
+    finally:
+        server.terminate()
+        server.wait()
+    assert all(finish.status == "truncated" for finish in finished), "a rollout failed"
+    return {
+        "rollouts": rollouts,
+        "answers": answers,
+        "calls": calls,
+        "seconds": wall,
+        "answers_per_second": answers / wall,
+        "achieved_ratio": answers / wall * LATENCY / SLOTS,
+        "client_cpu": processor / wall,
+    }
+
+
+def _rest(turn: Turn) -> tuple[tuple[str, ...], bool, bool, object]:
+    return turn.admissible, turn.won, turn.done, turn.state
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, default=12)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = measure(options.rollouts, options.steps, options.batch, options.concurrency)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:<20} {value:,.3f}" if isinstance(value, float) else f"{name:<20} {value:,}")
+
+
+if __name__ == "__main__":
+    main()
