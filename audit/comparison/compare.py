@@ -3,17 +3,17 @@
 Knows: the rule of each verdict and that both controls are part of every comparison. Hides: the pairing of resamples.
 
 `better`: the interval over games lies above chance and the shuffles agree (p <= alpha; p is two-sided, the larger of
-the bootstrap's and of the shuffles'). `equivalent`: two one-sided tests place it within a declared margin of chance, for correlations after correction for
-the reliability of the effects (noise puts every signal near chance); AUC, precision and sign are about the states
-and signs as decided, noise included.
-`inconclusive`: neither, which is not "no better than chance". A signal that is both (above chance, by less than the
-margin) is `better`, with a note; so is one below chance `inconclusive`, with a note.
+the bootstrap's and of the shuffles'). `equivalent`: two one-sided tests place it within a declared margin of chance,
+for correlations after correction for the reliability of the effects (noise puts every signal near chance); AUC,
+precision and sign are about the states and signs as decided, noise included. `inconclusive`: neither, which is not
+"no better than chance". A signal that is both (above chance, by less than the margin) is `better`, with a note; one
+below chance is `inconclusive`, with a note.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 PRIMARY = "spearman"
 BUDGETS = (0.05, 0.1, 0.2, 0.3)
 EQUIVALENCE = "equivalence:"  # prefix of a hypothesis' measure that claims "within the margin of chance"
+ADAPTIVE = (
+    "adaptive rounds: points that stopped early overstate their effects a little, so the reliability and "
+    "the corrected correlations are approximate; under a plan with rollouts.adaptive = false they are not"
+)
 VERDICTS = ("better", "equivalent", "inconclusive")
 
 
@@ -211,9 +215,10 @@ def compare(
 def compare_run(
     run: Run, signals: pd.DataFrame, importance: Mapping[str, str] | None = None, **options: Any
 ) -> Comparison:
-    """`compare` with a run's effects (with their variances), its plan's hypotheses and alpha."""
+    """`compare` with a run's effects (with their variances), its plan's hypotheses and alpha, and the run's marks."""
     options = {"alpha": run.plan.decisions.alpha, "hypotheses": run.plan.hypotheses, **options}
-    return compare(effects_of(run), signals, importance=importance, **options)
+    done = compare(effects_of(run), signals, importance=importance, **options)
+    return replace(done, notes=(*run.marks, *done.notes, *([ADAPTIVE] if run.plan.rollouts.adaptive else [])))
 
 
 def _known(measure: str) -> None:
@@ -234,7 +239,8 @@ def _row(signal: str, name: str, found: Found, alpha: float, margin: float) -> d
     if not found.reason:
         interval = span(found.draws, found.clusters, level)
         shuffles = found.shuffles[np.isfinite(found.shuffles)]
-        band = tuple(float(q) for q in np.quantile(shuffles, [alpha / 2, 1 - alpha / 2]))
+        edges = np.quantile(shuffles, [alpha / 2, 1 - alpha / 2])
+        band = float(edges[0]), float(edges[1])
         by_shuffle = (float((shuffles >= found.estimate - 1e-6).sum()) + 1) / (shuffles.size + 1)
         note = interval.reason
     if not found.reason and not interval.reason:

@@ -54,30 +54,46 @@ def pooled_auc(matrix: Floats, hits: Floats, misses: Floats, counts: NDArray[Any
     return value
 
 
-def average_precision(x: Floats, hit: NDArray[Any], weights: NDArray[Any] | None = None) -> Floats:
+def average_precision(x: Floats, hit: NDArray[Any]) -> Floats:
     """Average precision, sum of (recall step) x precision over distinct values, as scikit-learn defines it.
 
-    hit: (points,) or (sets, points) of 0/1. weights: (sets, points) how often each point counts. Returns (sets,).
+    hit: (points,) or (sets, points) of 0/1. Returns (sets,); NaN for a set without a hit.
     """
     order = np.argsort(-x, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(x[order]) != 0, True))
-    h = np.atleast_2d(hit)[:, order].astype(np.float64)
-    w = np.ones((1, x.size)) if weights is None else weights[:, order].astype(np.float64)
-    found = (h * w).cumsum(axis=1)[:, ends]
-    tried = np.broadcast_to(w, (found.shape[0], x.size)).cumsum(axis=1)[:, ends]
+    # Whole numbers below 2^24, which single precision holds exactly.
+    found = np.atleast_2d(hit).astype(np.float32)[:, order].cumsum(axis=1)
+    if ends.size < x.size:
+        found = found[:, ends]
+    steps = np.diff(found, axis=1, prepend=np.float32(0))
     with np.errstate(divide="ignore", invalid="ignore"):
-        steps = np.diff(found, axis=1, prepend=0.0)
-        value: Floats = (steps * np.where(tried > 0, found / tried, 0.0)).sum(axis=1) / found[:, -1]
+        value: Floats = np.einsum("ij,ij,j->i", steps, found, 1 / (ends + 1.0)) / found[:, -1]
     return value
 
 
 def average_precision_draws(x: Floats, hit: Bools, game: Ints, counts: NDArray[Any]) -> Floats:
-    """Average precision of resamples of games."""
-    block = max(1, 1_000_000 // max(1, x.size))
-    parts = [
-        average_precision(x, hit, counts[start : start + block][:, game]) for start in range(0, counts.shape[0], block)
-    ]
-    return np.concatenate(parts)
+    """Average precision of resamples of games.
+
+    Only values at which there is a hit add to it; how many hits and points are at or above each of them is linear in
+    the counts of the games, so that all resamples are two matrix products.
+    """
+    games = counts.shape[1]
+    edges = np.unique(x[hit])[::-1]  # values with a hit, highest first
+    place = np.searchsorted(-edges, -x, "left")  # first edge at or below a value
+    table = np.zeros((2, edges.size + 1, games), dtype=np.float32)
+    np.add.at(table[1], (place, game), 1)
+    np.add.at(table[0], (place[hit], game[hit]), 1)
+    right, all_ = table[:, :-1].cumsum(axis=1)
+    found = np.empty(counts.shape[0])
+    block = max(1, 1_000_000 // edges.size)
+    for start in range(0, counts.shape[0], block):
+        c = counts[start : start + block].astype(np.float32)
+        hits, points = c @ right.T, c @ all_.T
+        steps = np.diff(hits, axis=1, prepend=np.float32(0))
+        precision = hits / np.maximum(points, 1)  # no hit where there is no point
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found[start : start + block] = np.einsum("ij,ij->i", steps, precision) / hits[:, -1]
+    return found
 
 
 def sign_parts(x: Floats, tau: Floats, groups: Sequence[Ints]) -> Floats:
@@ -112,7 +128,7 @@ def shuffled(x: Floats, hit: Bools, groups: Sequence[Ints], *, shuffles: int, se
     parts: dict[str, list[Floats]] = {"auc": [], "auc_pooled": [], "average_precision": []}
     for start in range(0, shuffles, BLOCK):
         n = min(BLOCK, shuffles - start)
-        moved = np.zeros((n, x.size))
+        moved = np.zeros((n, x.size), dtype=np.float32)
         for trajectory, rows in enumerate(groups):
             if rows.size:
                 moved[:, rows] = hit[rows][permutations(n, rows.size, seed, start, trajectory)]

@@ -69,6 +69,15 @@ class Source:
         manifest = directory.manifest
         return cls(tuple(read_run_trajectories(directory)), manifest["policy"], manifest["policy_id"], manifest["env"])
 
+    @classmethod
+    def of_benchmark(cls, path: str | Path) -> Source:
+        """The inputs of a public ground-truth file; its truth is not read."""
+        from audit.comparison.league import read_inputs
+
+        inputs = read_inputs(path)
+        header = inputs.header
+        return cls(inputs.trajectories, header["policy"], header["policy_id"], header["env"])
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
