@@ -67,7 +67,7 @@ def chosen_steps(trajectory: Trajectory, plan: Plan) -> list[int]:
     """The steps of a trajectory that the plan's `points` chooses, by hash: the same on every machine."""
     steps = [
         (content_id("choice", plan.seed, trajectory.id, step), step)
-        for step in range(min(len(trajectory.commands), plan.estimand.budget))
+        for step in range(len(trajectory.commands))
     ]
     kept = sorted((rank, step) for rank, step in steps if int(rank[:13], 16) / 16**13 < plan.points.share)
     limit = plan.points.per_trajectory or len(kept)
@@ -199,7 +199,10 @@ class Replayer:
         new: list[dict[str, Any]] = []
         asked: list[tuple[int, str, list[dict[str, Any]]]] = []
         for step, identity, records in points:
-            if records or step < unfaithful_from:
+            if step >= self.plan.estimand.budget:
+                late = f"the step lies beyond the plan's budget of {self.plan.estimand.budget} steps"
+                new.append(point_record(trajectory, step, identity, "error", late))
+            elif records or step < unfaithful_from:
                 asked.append((step, identity, [dict(record) for record in records]))
             else:
                 new.append(point_record(trajectory, step, identity, "unfaithful", why))

@@ -25,7 +25,7 @@ CODES = (1 << CODE_BITS) - 1
 INTRO, NOTHING, FIRST = 0, 1, 2
 NOTHING_HAPPENS = "Nothing happens."
 FOREIGN_STATE = "This is no state of this game; a state can only be restored by the game it came from."
-MEMO_LIMIT = 400_000
+MEMO_LIMIT = 150_000  # about 100 MB
 
 Dialect = Literal["game", "any"]
 _Choices = tuple[tuple[str, ...], dict[str, int]]  # admissible commands, and the operator behind each
@@ -38,7 +38,7 @@ class AlfredWorld:
 
     dialect: "game" understands commands exactly as the stock engine does. "any" also understands the other
     dialect's wording (`put X in/on Y` and `move X to Y`); `canonical` tells what a command was taken for.
-    memo_limit: how many turns are remembered (about .6 KB each) before the memo starts afresh; results
+    memo_limit: how many turns are remembered (about .7 KB each) before the memo starts afresh; results
     do not depend on it.
     """
 

@@ -194,10 +194,17 @@ def test_common_random_numbers_are_an_option(env: Environment) -> None:
     assert two(env.reset())
 
 
-def test_points_are_chosen_by_hash_and_within_the_budget(env: Environment) -> None:
+def test_steps_beyond_the_budget_are_points_that_say_so(env: Environment) -> None:
+    trajectory = trajectory_of(env, ("wait",) * 6, 8)
+    plan = replace(SMALL, estimand=Estimand(budget=4))
+    frame, _ = effects(replay_points(env, StateOnlyPolicy(uneven), trajectory, plan), plan)
+    assert list(frame["support"]) == ["defined"] * 4 + ["error"] * 2
+    assert "beyond the plan's budget of 4" in frame.loc[5, "reason"]
+
+
+def test_points_are_chosen_by_hash(env: Environment) -> None:
     trajectory = trajectory_of(env, ("wait",) * 8, 8)
-    every = replace(SMALL, estimand=Estimand(budget=5))
-    assert chosen_steps(trajectory, every) == [0, 1, 2, 3, 4]
+    assert chosen_steps(trajectory, SMALL) == list(range(8))
     some = replace(SMALL, points=Points(share=0.5))
     assert chosen_steps(trajectory, some) == chosen_steps(trajectory, some)
     assert 0 < len(chosen_steps(trajectory, some)) < 8
