@@ -5,7 +5,8 @@ Rollouts of a trivial world are rolled in lock-step by a language-model policy; 
 
     python -m benchmarks.llm [--rollouts 10000] [--steps 3] [--batch 16] [--json]
 
-achieved_ratio: answers a second / 1,280. client_cpu: processor seconds of this process / wall seconds, prompts,
+achieved_ratio: answers a second / those that the same server gives to a bare loop over sockets which sends one
+prepared request again and again. of_theory: the same / 1,280. client_cpu: processor seconds of this process / wall seconds, prompts,
 parsing, journal and the rollouts' own steps included.
 """
 
@@ -87,6 +88,8 @@ def measure(rollouts: int, steps: int, batch: int, concurrency: int) -> dict[str
             finished = asyncio.run(roll(policy, starts[SLOTS:]))
             wall, processor = time.perf_counter() - wall, time.process_time() - processor
             answers = sum(finish.steps for finish in finished)
+            sample = [f"{first.observation} {i}\n- go left\n- go right\n" for i in range(batch)]
+            saturated = asyncio.run(saturate(url, sample, concurrency))
             calls = client.journal.total().calls
     finally:
         server.terminate()
@@ -98,9 +101,32 @@ def measure(rollouts: int, steps: int, batch: int, concurrency: int) -> dict[str
         "calls": calls,
         "seconds": wall,
         "answers_per_second": answers / wall,
-        "achieved_ratio": answers / wall * LATENCY / SLOTS,
+        "saturated_per_second": saturated,
+        "achieved_ratio": answers / wall / saturated,
+        "of_theory": answers / wall * LATENCY / SLOTS,
         "client_cpu": processor / wall,
     }
+
+
+async def saturate(url: str, prompts: list[str], connections: int, seconds: float = 4.0) -> float:
+    """Answers a second that the server gives to requests which cost nothing to make."""
+    body = json.dumps({"model": "fake", "prompt": prompts, "max_tokens": 16, "temperature": 1.0}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: loopback\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    host, port = url.split("/")[2].split(":")
+    until = time.perf_counter() + seconds
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        answers = 0
+        while time.perf_counter() < until:
+            writer.write(head + body)
+            said = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            await reader.readexactly(int(said.split("content-length: ")[1].split("\r\n")[0]))
+            answers += len(prompts)
+        writer.close()
+        return answers
+
+    return sum(await asyncio.gather(*(one() for _ in range(connections)))) / seconds
 
 
 def _rest(turn: Turn) -> tuple[tuple[str, ...], bool, bool, object]:

@@ -104,7 +104,7 @@ class Call:
     keys: tuple[str, ...]
     read: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
     expected: Usage
-    parts: tuple[Call, ...] = ()  # the same questions one by one, for a server that refuses them together
+    parts: Callable[[], Sequence[Call]] | None = None  # the questions one by one, where they are refused together
 
 
 class Client:
@@ -172,9 +172,9 @@ class Client:
             first.setdefault(key, i)
         known, errors = self.journal.answers(list(first)), dict[str, str]()
         while owed := [i for key, i in first.items() if key not in known and key not in errors]:
-            groups: dict[str, list[int]] = {}
+            groups: dict[Prompt, list[int]] = {}
             for i in owed:
-                groups.setdefault(self.key(paths[i], bodies[i], None), []).append(i)
+                groups.setdefault(prompts[i], []).append(i)
             calls = self._sampling_calls(groups.values(), paths, bodies, draws, keys, settings)
             answered, refused = await self.run(calls, purpose)
             known.update(answered)
@@ -207,9 +207,15 @@ class Client:
                 # The prompt is mixed in: one seed under two prompts would tie their answers together.
                 named = json.dumps([body, [draws[j] for j in indices]], sort_keys=True).encode()
                 body["seed"] = int.from_bytes(hashlib.blake2b(named, digest_size=4).digest(), "big") >> 1
-            parts = tuple(call([j], False) for j in indices) if len(indices) > 1 else ()
             n = len(indices)
-            return Call(paths[i], body, tuple(keys[j] for j in indices), lambda d: _choices(d, n), expected, parts)
+            return Call(
+                paths[i],
+                body,
+                tuple(keys[j] for j in indices),
+                lambda data: _choices(data, n),
+                expected,
+                (lambda: [call([j], False) for j in indices]) if n > 1 else None,
+            )
 
         for group in groups:
             if len(group) > 1 and most > 1:
@@ -252,12 +258,12 @@ class Client:
                         self._one_draw_a_call = True
                     answered.update(zip(call.keys, answers, strict=False))
                     return
-            if not call.parts:
+            if call.parts is None:
                 refused.update(dict.fromkeys(call.keys, reason))
                 return
             if "n" in call.body:
                 self._one_draw_a_call = True
-            for part in call.parts:
+            for part in call.parts():
                 await one(part)
 
         await asyncio.gather(*(one(call) for call in calls))

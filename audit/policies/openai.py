@@ -10,6 +10,7 @@ the draw is made here, so probabilities are exact and inadmissible commands neve
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import sys
@@ -46,6 +47,7 @@ else:
 
 FORMAT = "credit-audit llm policy 1"
 MEMO_LIMIT = 60_000
+SLICE = 512
 
 T = TypeVar("T")
 
@@ -249,6 +251,22 @@ class LLMPolicy:
                 else choice.draw(seed)
                 for choice, seed in zip(choices, seeds, strict=True)
             ]
+        # In slices, so that the server is at work while the prompts of the next ones are made.
+        tasks: list[asyncio.Task[list[Proposal]]] = []
+        for first in range(0, len(requests), SLICE):
+            if tasks:
+                await asyncio.sleep(0.001)
+            part = slice(first, first + SLICE)
+            tasks.append(asyncio.create_task(self._sampled(requests[part], seeds[part], purpose)))
+        found = await asyncio.gather(*tasks, return_exceptions=True)  # what is under way is waited for and kept
+        proposals: list[Proposal] = []
+        for some in found:
+            if isinstance(some, BaseException):
+                raise some
+            proposals += some
+        return proposals
+
+    async def _sampled(self, requests: Sequence[History], seeds: Sequence[int], purpose: Purpose) -> list[Proposal]:
         prompts = await self.prompts(requests)
         likely = None
         if not isinstance(self.backend, ServerBackend):

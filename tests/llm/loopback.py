@@ -17,6 +17,7 @@ import random
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -295,11 +296,13 @@ class Loopback:
         async with AllOf(self._slots, self._line, len(prompts) * n, self._slots_n):
             self._busy += len(prompts) * n
             self.busiest = max(self.busiest, self._busy)
-            if self.latency:
-                await asyncio.sleep(self.latency * math.ceil(len(prompts) * n / self._slots_n))
+            began = time.monotonic()
             for ids in prompts:
                 for draw in range(n):
                     choices.append(self._choice(ids, body, draw, chat, fault, len(choices)))
+            if self.latency:  # in all: what the computing took is part of it
+                whole = self.latency * math.ceil(len(prompts) * n / self._slots_n)
+                await asyncio.sleep(max(0.0, began + whole - time.monotonic()))
             self._busy -= len(prompts) * n
         if fault == "few":
             choices = choices[:1]
