@@ -254,13 +254,23 @@ class Scored:
 
 
 def score(signal: CreditSignal, points: Sequence[SignalPoint]) -> Scored:
-    """Ask a signal about points, in its own view. Raises SignalError where its answer is none.
+    """Ask a signal about points, in its own view; answers are in the order of the points given.
+
+    Raises SignalError where its answer is none.
 
     A signal that fails, answers for other points, or gives one and the same value throughout is an error to surface,
     not a result: a server once returned 0.0 for every choice, which reads as exact chance.
     """
-    points = sorted(points, key=lambda point: (point.trajectory, point.step))
-    scored = _ask(signal, _viewed(signal, points))
+    order = sorted(range(len(points)), key=lambda i: (points[i].trajectory, points[i].step))
+    asked = _ask(signal, _viewed(signal, [points[i] for i in order]))
+    place = {i: rank for rank, i in enumerate(order)}
+    back = [place[i] for i in range(len(points))]
+    scored = Scored(
+        asked.name,
+        tuple(asked.values[rank] for rank in back),
+        tuple(asked.reasons[rank] for rank in back),
+        None if asked.flags is None else tuple(asked.flags[rank] for rank in back),
+    )
     given = {value for value in scored.values if not math.isnan(value)}
     if len(given) == 1 and len(points) > 1:
         raise SignalError(
