@@ -7,7 +7,7 @@ and what the sampling unit is (the game). Hides: which estimator gives each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +16,10 @@ import pandas as pd
 
 from audit.clusters import ClusterInterval, cluster_mean, cluster_share, share_table
 from audit.effects import Counts, detectable
+from audit.exact_tests import fisher_test
 from audit.multiplicity import deconvolved_share, nonzero_share, storey_share
 from audit.plan import Plan
 from audit.reliability import reliability
-from audit.sequential import Sequential
 
 SUPPORT_STATES = ("defined", "no_counterfactual", "insufficient", "unfaithful", "error")
 STATES = ("pivotal", "negligible", "inconclusive", "undefined")
@@ -130,33 +130,18 @@ def _shares(effects: pd.DataFrame, counts: Mapping[int, Counts], plan: Plan, lev
         "excess": _interval(nonzero.excess),
         "decided_by_the_total": _number(nonzero.fixed),
     }
-    p = effects.loc[rows, "p"].to_numpy(dtype=float)
-    supports = _supports(rows, counts, plan)
-    if supports is not None:
-        shares["null_corrected"] = _interval(storey_share(p, supports[0], games, cdfs=supports[1], level=level))
     if plan.rollouts.design == "draws":
+        # Fisher's test at this round; p-values of adaptive rounds bound the null from above and would show nothing.
+        tested = fisher_test(wins[:, 0], n[:, 0], wins[:, 1], n[:, 1])
+        assert tested.support is not None
+        pairs = [tested.support.of(i) for i in range(len(rows))]
+        storey = storey_share(
+            tested.p, [values for values, _ in pairs], games, cdfs=[cdf for _, cdf in pairs], level=level
+        )
+        shares["null_corrected"] = {**_interval(storey), "rollouts": shares["nonzero"]["rollouts"]}
         last = np.array([counts[row].wins[:, -1] for row in rows]), np.array([counts[row].n[:, -1] for row in rows])
         shares["deconvolved"] = _interval(deconvolved_share(*last, games, level=level))
     return shares
-
-
-def _supports(rows: Sequence[int], counts: Mapping[int, Counts], plan: Plan) -> tuple[list[Any], list[Any]] | None:
-    """Attainable p-values of every point with their null distribution, where the plan's test has them."""
-    from audit.effects import sequential_design
-    from audit.exact_tests import fisher_test
-
-    if plan.rollouts.adaptive:
-        design: Sequential = sequential_design(plan)
-        values, cdf = design.support
-        return [values] * len(rows), [cdf] * len(rows)
-    if plan.rollouts.design == "arms":
-        return None
-    wins = np.array([counts[row].wins[:, -1] for row in rows])
-    n = np.array([counts[row].n[:, -1] for row in rows])
-    support = fisher_test(wins[:, 0], n[:, 0], wins[:, 1], n[:, 1]).support
-    assert support is not None
-    pairs = [support.of(i) for i in range(len(rows))]
-    return [values for values, _ in pairs], [cdf for _, cdf in pairs]
 
 
 def _reliability(effects: pd.DataFrame, counts: Mapping[int, Counts], plan: Plan, level: float) -> Row:
@@ -251,8 +236,10 @@ def table(summary: Mapping[str, Any]) -> pd.DataFrame:
         add("  with no effect anywhere", shares["nonzero"]["null"])
         fixed = shares["nonzero"]["decided_by_the_total"]
         add("  excess over the null", shares["nonzero"]["excess"], f"the total alone decides {fixed:.0%} of points")
-    add("null-corrected share", shares.get("null_corrected"), "Storey; a lower bound")
-    add("deconvolved share", shares.get("deconvolved"), "model-based, effects of .1 or more")
+    if "null_corrected" in shares:
+        at = shares["null_corrected"]["rollouts"]
+        add("null-corrected share", shares["null_corrected"], f"Storey, {at}; a lower bound")
+    add("deconvolved share", shares.get("deconvolved"), "effects of .1 or more, all rollouts; model-based")
     add("pivotal share", shares.get("pivotal"), "q <= alpha, of defined points")
     add("negligible share", shares.get("negligible"), f"inside +-{summary['estimand']['sesoi']}")
     add("inconclusive share", shares.get("inconclusive"))
