@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from audit.comparison.controls import IMPORTANCE, ORACLE, PERMUTED, controls
-from audit.comparison.frames import Joined, effects_of, join, oriented
+from audit.comparison.frames import Joined, check_frames, effects_of, join, oriented
 from audit.comparison.measures import MEASURES, SHARES, Found, Measured, measure
 from audit.comparison.pivotal import at_budgets
 from audit.comparison.resample import Span, above, cluster_counts, enough, equivalence, holm, span
@@ -175,6 +175,7 @@ def compare(
     """
     if not 0 < alpha < 0.5 or not margin > 0 or draws < 100 or shuffles < 100:
         raise InputError("compare: alpha in (0, .5), a margin above 0, and 100 draws and shuffles or more are needed.")
+    check_frames(effects, signals)
     taken = [name for name in (ORACLE, PERMUTED) if name in signals.columns]
     if taken:
         raise InputError(f"compare: {taken[0]} is the name of a control, which is made here; rename the signal.")

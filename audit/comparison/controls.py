@@ -28,7 +28,8 @@ def controls(effects: pd.DataFrame, *, noise: float = 1.0, seed: int = 0) -> pd.
     frame = frame.sort_values(["trajectory", "step"], kind="stable")
     tau = frame["estimate"].to_numpy(dtype=float)
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 1])))
-    spread = float(np.nanstd(tau)) or 1.0  # all effects equal: pure noise, and nothing can be found
+    spread = float(np.std(tau)) if tau.size else 0.0
+    spread = spread or 1.0  # all effects equal: pure noise, and nothing can be found
     oracle = tau + noise * spread * rng.standard_normal(tau.size)
     permuted = oracle.copy()
     for rows in frame.reset_index(drop=True).groupby("trajectory", sort=True).indices.values():

@@ -49,12 +49,8 @@ class Joined:
     per_trajectory: float
 
 
-def join(effects: pd.DataFrame, signals: pd.DataFrame, games: Sequence[str] | None = None) -> Joined:
-    """Join on `point`. signals: `point` and a column a signal; columns with a colon (reasons, flags) are not signals.
-
-    games: the labels to resample, where they are more than this run's (several runs side by side).
-    Raises InputError on missing columns, repeated points, no overlap, or a signal that is no number.
-    """
+def check_frames(effects: pd.DataFrame, signals: pd.DataFrame) -> tuple[str, ...]:
+    """The names of the signals, after a look at both frames. Raises InputError as `join`."""
     absent = [column for column in NEEDED if column not in effects.columns]
     if absent:
         raise InputError(f"compare: the effects have no column {absent[0]!r}; give the frame of a finished run.")
@@ -70,6 +66,16 @@ def join(effects: pd.DataFrame, signals: pd.DataFrame, games: Sequence[str] | No
     textual = next((name for name in names if not pd.api.types.is_numeric_dtype(signals[name])), None)
     if textual is not None:
         raise InputError(f"compare: the signal {textual!r} is not numeric; expected numbers, empty where missing.")
+    return names
+
+
+def join(effects: pd.DataFrame, signals: pd.DataFrame, games: Sequence[str] | None = None) -> Joined:
+    """Join on `point`. signals: `point` and a column a signal; columns with a colon (reasons, flags) are not signals.
+
+    games: the labels to resample, where they are more than this run's (several runs side by side).
+    Raises InputError on missing columns, repeated points, no overlap, or a signal that is no number.
+    """
+    names = check_frames(effects, signals)
     overlap = int(effects["point"].isin(signals["point"]).sum())
     if not overlap:
         raise InputError("compare: no point of the effects is among the signals; are they of another run?")

@@ -156,10 +156,10 @@ def _corrected(out: Measured, signal: str, estimate: float, draws: Floats) -> di
 
 
 def _disattenuated(out: Measured, signal: str, draws: Floats) -> Floats:
-    """Draws over the root of each resample's own reliability; NaN where that is not positive."""
+    """Draws over the root of each resample's own reliability; infinite where that is not positive (all noise)."""
     drawn = out.reliability[signal][1]
-    with np.errstate(invalid="ignore"):
-        return draws / np.sqrt(np.where(drawn > 0, drawn, np.nan))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return draws / np.sqrt(np.maximum(drawn, 0.0))
 
 
 def _reliability(joined: Joined, x: Floats, counts: NDArray[np.int64]) -> tuple[float, Floats]:

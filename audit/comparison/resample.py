@@ -87,21 +87,24 @@ def _widened(tail: float, clusters: int) -> float:
 
 
 def span(draws: Floats, clusters: int, level: float) -> Span:
-    """Expanded percentile interval of bootstrap draws."""
+    """Expanded percentile interval of bootstrap draws; NaN draws are undefined, infinite ones are beyond all bounds."""
     reason = enough(clusters, level)
-    good = draws[np.isfinite(draws)]
+    good = draws[~np.isnan(draws)]
     if not reason and good.size < (1 - LOST) * draws.size:
         reason = f"undefined in {100 * (1 - good.size / draws.size):.0f} % of the resamples"
     if reason:
         return Span(np.nan, np.nan, reason)
     tail = _widened((1 - level) / 2, clusters)
-    low, high = np.quantile(good, [tail, 1 - tail])
+    method = "linear" if np.isfinite(good).all() else "inverted_cdf"
+    low, high = np.quantile(good, [tail, 1 - tail], method=method)
+    if not np.isfinite([low, high]).all():
+        return Span(np.nan, np.nan, "the effects are too noisy: the interval has no finite end")
     return Span(float(low), float(high))
 
 
 def above(draws: Floats, clusters: int, bound: float) -> float:
     """One-sided p-value of "not above the bound": the level at which the interval's lower end meets it; NaN if none."""
-    good = draws[np.isfinite(draws)]
+    good = draws[~np.isnan(draws)]
     if clusters < 2 or good.size < (1 - LOST) * draws.size or not np.isfinite(bound):
         return float("nan")
     share = (float((good <= bound).sum()) + 1) / (good.size + 1)
