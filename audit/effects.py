@@ -53,7 +53,7 @@ class Counts:
     arms: tuple[tuple[str, str | None], ...]
     wins: npt.NDArray[np.int64]
     n: npt.NDArray[np.int64]
-    scores: tuple[Floats, ...]
+    scores: tuple[npt.NDArray[Any], ...]
     steps: int
     failed: int
     missing: str | None
@@ -83,7 +83,8 @@ def count(records: Records, plan: Plan) -> Counts:
             if n[a, r] < wanted and missing is None:
                 missing = f"{len(arm['failures'])} rollouts failed, the first: {arm['failures'][0][1]}"
     labels = tuple((arm["arm"], arm["command"]) for arm in arms)
-    arrays = tuple(np.array(outcomes) for outcomes in scores)
+    kind = np.uint8 if plan.estimand.outcome == "won" else np.float64  # a byte a rollout where 0 and 1 are all
+    arrays = tuple(np.array(outcomes, dtype=kind) for outcomes in scores)
     return Counts(labels, wins.cumsum(axis=1), n.cumsum(axis=1), arrays, steps, failed, missing)
 
 
