@@ -6,8 +6,8 @@ Rollouts of a trivial world are rolled in lock-step by a language-model policy; 
     python -m benchmarks.llm [--rollouts 10000] [--steps 3] [--batch 16] [--json]
 
 achieved_ratio: answers a second / those that the same server gives to a bare loop over sockets which sends one
-prepared request again and again. of_theory: the same / 1,280. client_cpu: processor seconds of this process / wall seconds, prompts,
-parsing, journal and the rollouts' own steps included.
+prepared request again and again. of_theory: the same / 1,280. client_cpu: processor seconds of this process / wall
+seconds; prompts, parsing, journal and the rollouts' own steps are included.
 """
 
 from __future__ import annotations

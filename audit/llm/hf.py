@@ -34,7 +34,10 @@ from envs.core import InputError
 
 _KEPT = 48  # likeliest tokens of a remembered distribution; a draw beyond them computes the whole one again
 _MEMO = 8_000  # prompts whose distributions are remembered, about 30 KB each
+_ROWS = 64  # whole distributions kept, 600 KB each
 _STEP = 2.0**-53
+
+_Row = tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], int]  # cumulative, token ids, the last one possible
 
 
 class Trie:
@@ -99,6 +102,7 @@ class LocalModel:
         self.ledger = Journal()
         self._ids: dict[str, Ids] = {}
         self._memos: OrderedDict[tuple[Ids, float, float], _Memo] = OrderedDict()
+        self._rows: OrderedDict[tuple[Ids, Ids, float, float], _Row] = OrderedDict()
         self._prefixes: OrderedDict[Ids, list[tuple[Any, Any]]] = OrderedDict()
         self._bytes, self._limit = 0, prefix_megabytes * 1_000_000
         self._cache_word = (
@@ -362,11 +366,22 @@ class LocalModel:
         place = bisect_right(memo.cumulative[node], share)
         if place < len(memo.cumulative[node]):
             return int(memo.ids[node][place]), float(memo.logprobs[node][place])
-        (row,) = self._row(prompt, memo, node, settings, purpose)
-        ordered, ids = row.double().sort(descending=True, stable=True)
-        last = int((ordered > 0).sum()) - 1
-        place = min(bisect_right(ordered.cumsum(-1).tolist(), share), last)
-        return int(ids[place]), math.log(float(ordered[place]))
+        cumulative, ids, last = self._whole(prompt, memo, node, settings, purpose)
+        place = min(int(np.searchsorted(cumulative, share, side="right")), last)
+        return int(ids[place]), math.log(cumulative[place] - (cumulative[place - 1] if place else 0.0))
+
+    def _whole(self, prompt: Ids, memo: _Memo, node: int, settings: Sampling, purpose: Purpose) -> _Row:
+        """A whole distribution, likeliest first; of the few that were needed last."""
+        key = (prompt, tuple(memo.trie.path(node)), settings.temperature, settings.top_p)
+        found = self._rows.pop(key, None)
+        if found is None:
+            (row,) = self._row(prompt, memo, node, settings, purpose)
+            ordered, ids = row.double().sort(descending=True, stable=True)
+            found = ordered.cumsum(-1).numpy(), ids.int().numpy(), int((ordered > 0).sum()) - 1
+        self._rows[key] = found
+        if len(self._rows) > _ROWS:
+            self._rows.popitem(last=False)
+        return found
 
     def _row(self, prompt: Ids, memo: _Memo, node: int, settings: Sampling, purpose: Purpose) -> Any:
         path = Trie()
