@@ -1,8 +1,8 @@
 """Replay: every decision point restored, the policy's own alternatives drawn, each rolled forward.
 
 Knows: how a trajectory becomes decision points, what makes a point defined, which rollouts it needs and when it
-needs no more. Hides: lock-step batching, processes and resuming. It writes records and estimates nothing: what
-they mean is in `audit.effects`.
+needs no more. Hides: lock-step batching and redrawing. It makes records and estimates nothing: what they mean is in
+`audit.effects`. Processes and resuming are in `audit.tasks`.
 
 Definitions: ../shared/statistics-replay.md, sections 1 to 3. A point's rounds and draws are functions of the plan
 and of content ids alone, so the results do not depend on order, on the number of processes or on interruptions.
@@ -10,24 +10,20 @@ and of content ids alone, so the results do not depend on order, on the number o
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from audit.effects import undecided
 from audit.importers import compare_observation
 from audit.plan import Plan
-from audit.policies import History, Policy, Proposal, load_policy
+from audit.policies import History, Policy, Proposal
 from audit.records import PointState, Trajectory, content_id, draws
 from audit.rollouts import Finish, Start, roll
-from audit.store import RunDirectory
-from envs import Environment, Game, InputError, make
+from envs import Environment
 
 FACTUAL = "factual"
 ALTERNATIVES = "alternatives"
@@ -40,8 +36,6 @@ OUTCOME_CODES = {
     ("error", False): "e",
     ("error", True): "e",
 }
-CHUNK = 8  # decision points that one task of a worker replays together
-WORLDS = 8  # games a worker keeps open
 
 
 def point_id(trajectory: str, step: int, policy: str) -> str:
@@ -49,118 +43,12 @@ def point_id(trajectory: str, step: int, policy: str) -> str:
     return content_id("point", trajectory, step, policy)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Some points of one trajectory: what a worker needs and nothing else (it may be on another machine).
-
-    points: (step, point id, records so far) of each point that is owed something.
-    """
-
-    trajectory: Mapping[str, Any]
-    address: str
-    policy: str
-    plan: Mapping[str, Any]
-    points: Sequence[tuple[int, str, Sequence[Mapping[str, Any]]]]
-
-
 def chosen_steps(trajectory: Trajectory, plan: Plan) -> list[int]:
     """The steps of a trajectory that the plan's `points` chooses, by hash: the same on every machine."""
-    steps = [
-        (content_id("choice", plan.seed, trajectory.id, step), step)
-        for step in range(len(trajectory.commands))
-    ]
+    steps = [(content_id("choice", plan.seed, trajectory.id, step), step) for step in range(len(trajectory.commands))]
     kept = sorted((rank, step) for rank, step in steps if int(rank[:13], 16) / 16**13 < plan.points.share)
     limit = plan.points.per_trajectory or len(kept)
     return sorted(step for _, step in kept[:limit])
-
-
-def tasks(
-    trajectories: Sequence[Trajectory],
-    games: Mapping[str, Game],
-    policy: str,
-    policy_hash: str,
-    plan: Plan,
-    run: RunDirectory,
-) -> Iterator[Task]:
-    """What is still owed: wanted minus done. Raises InputError for a trajectory whose game is not at hand."""
-    index = run.index()
-    for trajectory in trajectories:
-        if trajectory.game not in games:
-            raise InputError(
-                f"The game {trajectory.game_name} ({trajectory.game[:12]}) of a trajectory is not in the --env set; "
-                f"name the set it was played in."
-            )
-        owed = []
-        for step in chosen_steps(trajectory, plan):
-            identity = point_id(trajectory.id, step, policy_hash)
-            records = index.records(identity)
-            if not records or _owes(records, plan):
-                owed.append((step, identity, records))
-        for first in range(0, len(owed), CHUNK):
-            yield Task(
-                trajectory.to_json(),
-                games[trajectory.game].address,
-                policy,
-                plan.to_json(),
-                owed[first : first + CHUNK],
-            )
-
-
-def _owes(records: Sequence[Mapping[str, Any]], plan: Plan) -> bool:
-    return records[0]["state"] == "defined" and undecided([records], plan)[0]
-
-
-def run_tasks(
-    owed: Sequence[Task],
-    run: RunDirectory,
-    *,
-    jobs: int = 1,
-    engine: str = "local",
-    done: Callable[[int], None] = lambda points: None,
-) -> None:
-    """Do tasks and stream what they bring to the run directory. done: told how many points each task held.
-
-    engine: `local` (processes of this machine) or `ray` (a Ray cluster).
-    """
-    with run.appender() as shard:
-        for points, records in _results(owed, jobs, engine):
-            shard.append(records)
-            done(points)
-
-
-def _results(owed: Sequence[Task], jobs: int, engine: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    if engine == "ray":
-        try:
-            from ray.util.multiprocessing import Pool
-        except ImportError:
-            raise InputError("--engine ray needs the extra: pip install 'credit-audit[ray]'.") from None
-        with Pool(jobs if jobs > 1 else None) as pool:
-            yield from pool.imap_unordered(do_task, owed)
-    elif engine != "local":
-        raise InputError(f"engine {engine!r} is not known; expected local or ray.")
-    elif jobs == 1 or len(owed) <= 1:
-        yield from map(do_task, owed)
-    else:
-        with multiprocessing.Pool(min(jobs, len(owed))) as pool:
-            yield from pool.imap_unordered(do_task, owed)
-
-
-@lru_cache(maxsize=4)
-def _policy(spec: str) -> Policy:
-    return load_policy(spec)
-
-
-@lru_cache(maxsize=WORLDS)
-def _world(address: str) -> Environment:
-    return make(address)
-
-
-def do_task(task: Task) -> tuple[int, list[dict[str, Any]]]:
-    """Replay the points of a task to the end: (how many points, their new records)."""
-    plan = Plan.from_json(task.plan)
-    replayer = Replayer(_world(task.address), _policy(task.policy), plan)
-    trajectory = Trajectory.from_json(task.trajectory)
-    return len(task.points), asyncio.run(replayer.replay(trajectory, task.points))
 
 
 # One trajectory ------------------------------------------------------------------------------------------------

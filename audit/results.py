@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from audit.effects import COLUMNS, Records, effects
 from audit.plan import Plan
 from audit.records import Trajectory
-from audit.replay import chosen_steps, point_id
+from audit.replay import chosen_steps, point_id, point_record
 from audit.store import TRAJECTORIES, RunDirectory, write_whole
 from audit.summary import summarise, table
 from envs.core import InputError
@@ -68,9 +68,8 @@ def _points(run: RunDirectory, plan: Plan) -> Iterator[tuple[Trajectory, Records
 
 
 def _owed(trajectory: Trajectory, step: int, identity: str) -> dict[str, Any]:
-    from audit.replay import point_record
-
-    return point_record(trajectory, step, identity, "error", "not replayed yet; run the same command again")
+    why = "not replayed (interrupted, or over the time limit); run the same command again"
+    return point_record(trajectory, step, identity, "error", why)
 
 
 def finish(run: RunDirectory) -> Run:

@@ -20,9 +20,9 @@ from audit.effects import detectable, sequential_design
 from audit.plan import Plan, PlanFile
 from audit.policies import Policy, load_policy
 from audit.records import Trajectory, content_id
-from audit.replay import run_tasks, tasks
 from audit.results import Run, finish, read_run_trajectories
 from audit.store import MANIFEST, RunDirectory
+from audit.tasks import run_tasks, tasks
 from envs import Game, InputError, games
 
 Progress = Callable[[str, int, int], None]
@@ -42,12 +42,14 @@ def replay_study(
     trajectories: Sequence[Trajectory] | None = None,
     jobs: int = 1,
     engine: str = "local",
+    time_limit: float = 3600.0,
     progress: Progress = _silent,
 ) -> Run:
     """Replay a policy's trajectories and write the run to `out`; the same call goes on with an interrupted run.
 
     policy, env: as `load_policy` and `envs.games` take them. trajectories: which to replay; None collects
     `plan.collection.trajectories` of the policy's own. jobs: processes. engine: local or ray.
+    time_limit: seconds for a handful of points of one trajectory; what takes longer is given up and owed again.
     progress: told (stage, done, total). Raises InputError for bad input, before anything is lost.
     """
     warn_of_untested_versions()
@@ -66,7 +68,7 @@ def replay_study(
     if plan.plan.rollouts.adaptive:
         sequential_design(plan.plan)  # once, here: worker processes inherit it
     by_id = {game.id: game for game in known}
-    owed = list(tasks(trajectories, by_id, policy, identity, plan.plan, run))
+    owed = list(tasks(trajectories, by_id, policy, identity, plan.plan, run, time_limit))
     total = sum(len(task.points) for task in owed)
     replayed = 0
 

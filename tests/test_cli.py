@@ -101,10 +101,8 @@ def test_untested_versions_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_study_from_plan_to_timeline(tmp_path: Path) -> None:
     plan, run = tmp_path / "study.toml", tmp_path / "run"
     assert audit("plan", "new", str(plan), "--preset", "quick").exit_code == 0
-    text = (
-        plan.read_text().replace("trajectories = 12", "trajectories = 3").replace("rounds = [8, 16, 32]", "rounds = [4, 8]")
-    )
-    plan.write_text(text)
+    text = plan.read_text().replace("trajectories = 12", "trajectories = 3")
+    plan.write_text(text.replace("rounds = [8, 16, 32]", "rounds = [4, 8]"))
     assert "locked" in audit("plan", "check", str(plan)).output
     assert audit("plan", "lock", str(plan)).exit_code == 0
     cost = audit("plan", "cost", str(plan), "--policy", "hasty", "--env", "generated:6:0")

@@ -140,7 +140,10 @@ def estimate(
     click.echo(f"\nblip over all decisions, by what happens later\n{as_text(reading.pooled)}")
     for name, board in reading.groups.items():
         columns = ["term", "estimate", "low", "high", "p_adjusted", "rank_best", "rank_worst", "rows_treated", "reason"]
-        table = board.to_frame()[columns].astype({"rank_best": "Int64", "rank_worst": "Int64"})
+        table = board.to_frame()[columns]
+        for rank in ("rank_best", "rank_worst"):
+            table[rank] = [None if value != value else int(value) for value in table[rank].astype(float)]
+            table[rank] = table[rank].astype(object)
         click.echo(f"\nimpact by {name}, later coins as in the trial; simultaneous intervals\n{as_text(table)}")
     gained = reading.gains.to_frame()
     columns = ["term", "estimate", "se", "low", "high", "p_value", "ess", "consistent"]
@@ -149,6 +152,77 @@ def estimate(
         click.echo(f"note: {note}")
     if plots is not None:
         _draw(plots, {**{f"impact-{k}": v.effects for k, v in reading.groups.items()}, "gains": reading.gains})
+
+
+@mrt.command()
+@click.argument("policy")
+@click.option("--intervention", required=True, help="As in audit mrt run.")
+@click.option("--env", required=True, help="Set of games that can be restored, e.g. alfworld:valid_seen.")
+@click.option("--p", default=0.5, show_default=True, help="Probability of treatment at an eligible decision.")
+@click.option("--eligible", default="always", show_default=True, help="Where coins are flipped, e.g. disagrees=1.")
+@click.option("--n", type=click.IntRange(10), default=1000, show_default=True, help="Trajectories of a trial.")
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Independent trials.")
+@click.option("--direct", type=click.IntRange(2), default=2000, show_default=True, help="Rollouts a policy.")
+@click.option("--forked", type=click.IntRange(2), default=100, show_default=True, help="Trajectories forked.")
+@click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Rollouts an arm of a fork.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--budget", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Steps an episode.")
+@click.option("--by", multiple=True, default=("action_group",), show_default=True, help="Features with blips.")
+@click.option("--target", multiple=True, help="Target policy, e.g. 'early: t<5'; may be repeated.")
+@click.option("--model", help="Blip model of g-estimation.")
+def validate(
+    policy: str,
+    intervention: str,
+    env: str,
+    p: float,
+    eligible: str,
+    n: int,
+    repeats: int,
+    direct: int,
+    forked: int,
+    rollouts: int,
+    seed: int,
+    budget: int,
+    by: tuple[str, ...],
+    target: tuple[str, ...],
+    model: str | None,
+) -> None:
+    """Hold estimates of trials against direct Monte Carlo in a world that can be restored: blips against forks of both
+    arms, gains of target policies against letting them play, with the cost of each in rollouts.
+
+    \b
+    Example:  audit mrt validate hasty --intervention review:expert --eligible disagrees=1 --env generated:60:0
+                  --p .3 --budget 15 --n 1000 --repeats 20
+    """
+    from audit.mrt.trial import Design
+    from audit.mrt.validate import validate as compare
+    from audit.summary import as_text
+
+    design = Design(p=p, budget=budget, seed=seed, eligible=eligible)
+    with Progress() as progress:
+        found = compare(
+            policy,
+            intervention,
+            env,
+            design,
+            n=n,
+            policies=target,
+            by=by,
+            model=model,
+            repeats=repeats,
+            direct=direct,
+            forked=forked,
+            rollouts=rollouts,
+            progress=progress,
+        )
+    click.echo(f"never treating: {found.never:.3f}; blip model {found.model}, and each policy's own probability")
+    click.echo(
+        f"\ngains over never treating: trial (g-estimation) beside direct Monte Carlo\n{as_text(found.gain_table())}"
+    )
+    click.echo(f"direct gain inside the 95 % interval: {found.share:.3f} of {len(found.gains)}")
+    click.echo("\nblips: trial beside forks (inside: of an interval widened by the forks' own noise)")
+    click.echo(as_text(found.blip_table()))
+    click.echo(f"\ncost\n{as_text(found.cost)}")
 
 
 def _draw(folder: Path, drawings: dict[str, Effects]) -> None:

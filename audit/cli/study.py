@@ -27,7 +27,23 @@ if TYPE_CHECKING:
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-def replay(policy: str, env: str, plan: str, out: Path, trajectories: Path | None, jobs: int, engine: str) -> None:
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0),
+    default=3600,
+    show_default=True,
+    help="Seconds for a handful of points; what takes longer is given up and owed again (0: none).",
+)
+def replay(
+    policy: str,
+    env: str,
+    plan: str,
+    out: Path,
+    trajectories: Path | None,
+    jobs: int,
+    engine: str,
+    time_limit: float,
+) -> None:
     """Replay every decision point of POLICY's trajectories: which alternatives it would have taken, what would
     have followed, and so how much each step mattered.
 
@@ -43,7 +59,15 @@ def replay(policy: str, env: str, plan: str, out: Path, trajectories: Path | Non
     recorded = None if trajectories is None else read_trajectories(trajectories)
     with Progress() as progress:
         run = replay_study(
-            policy, env, load_plan(plan), out, trajectories=recorded, jobs=jobs, engine=engine, progress=progress
+            policy,
+            env,
+            load_plan(plan),
+            out,
+            trajectories=recorded,
+            jobs=jobs,
+            engine=engine,
+            time_limit=time_limit,
+            progress=progress,
         )
     _print_run(run)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,3 +234,25 @@ def test_efficiency_is_a_score_of_the_steps_taken(env: Environment) -> None:
     frame, _ = effects(found, plan)
     assert (frame["low"] <= frame["estimate"]).all() and (frame["estimate"] <= frame["high"]).all()
     assert frame["mde"].isna().all()
+
+
+def test_what_hangs_is_given_up_and_owed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap reflexion #34, EPO #1: a stuck reset hung the whole run."""
+    from audit import tasks
+    from audit.plan import Collection, PlanFile
+    from audit.study import replay_study
+
+    plan = PlanFile(replace(SMALL, collection=Collection(trajectories=2), points=Points(per_trajectory=2)), False, ())
+
+    class Stuck:
+        def reset(self) -> Turn:
+            while True:
+                time.sleep(0.01)
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"took over 0\.2 s and were given up"):
+        patch.setattr(tasks, "_world", lambda address: Stuck())
+        stuck = replay_study("random", "tabular:chain:3", plan, tmp_path / "run", time_limit=0.2)
+    assert set(stuck.effects["support"]) == {"error"}
+    assert stuck.effects["reason"].str.contains("over the time limit").all()
+    again = replay_study("random", "tabular:chain:3", plan, tmp_path / "run")
+    assert set(again.effects["support"]) == {"defined"}

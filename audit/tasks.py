@@ -1,0 +1,165 @@
+"""Who replays what: a study cut into tasks, done by processes here or on a Ray cluster, streamed to the store.
+
+Knows: what is still owed, and how a task travels. Hides: pools, what a worker keeps open, and time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from audit.effects import undecided
+from audit.plan import Plan
+from audit.policies import Policy, load_policy
+from audit.records import Trajectory
+from audit.replay import Replayer, chosen_steps, point_id
+from audit.store import RunDirectory
+from envs import Environment, Game, InputError, make
+
+CHUNK = 8  # decision points that one task of a worker replays together
+WORLDS = 8  # games a worker keeps open
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Some points of one trajectory: what a worker needs and nothing else (it may be on another machine).
+
+    points: (step, point id, records so far) of each point that is owed something. limit: seconds the task may
+    take; one that takes longer is given up, its points are owed again, and the run goes on.
+    """
+
+    trajectory: Mapping[str, Any]
+    address: str
+    policy: str
+    plan: Mapping[str, Any]
+    points: Sequence[tuple[int, str, Sequence[Mapping[str, Any]]]]
+    limit: float = 3600.0
+
+
+def tasks(
+    trajectories: Sequence[Trajectory],
+    games: Mapping[str, Game],
+    policy: str,
+    policy_hash: str,
+    plan: Plan,
+    run: RunDirectory,
+    limit: float = 3600.0,
+) -> Iterator[Task]:
+    """What is still owed: wanted minus done. limit: seconds a task may take.
+
+    Raises InputError for a trajectory whose game is not at hand.
+    """
+    index = run.index()
+    for trajectory in trajectories:
+        if trajectory.game not in games:
+            raise InputError(
+                f"The game {trajectory.game_name} ({trajectory.game[:12]}) of a trajectory is not in the --env set; "
+                f"name the set it was played in."
+            )
+        owed = []
+        for step in chosen_steps(trajectory, plan):
+            identity = point_id(trajectory.id, step, policy_hash)
+            records = index.records(identity)
+            if not records or _owes(records, plan):
+                owed.append((step, identity, records))
+        for first in range(0, len(owed), CHUNK):
+            yield Task(
+                trajectory.to_json(),
+                games[trajectory.game].address,
+                policy,
+                plan.to_json(),
+                owed[first : first + CHUNK],
+                limit,
+            )
+
+
+def _owes(records: Sequence[Mapping[str, Any]], plan: Plan) -> bool:
+    return records[0]["state"] == "defined" and undecided([records], plan)[0]
+
+
+def run_tasks(
+    owed: Sequence[Task],
+    run: RunDirectory,
+    *,
+    jobs: int = 1,
+    engine: str = "local",
+    done: Callable[[int], None] = lambda points: None,
+) -> None:
+    """Do tasks and stream what they bring to the run directory. done: told how many points each task held.
+
+    engine: `local` (processes of this machine) or `ray` (a Ray cluster).
+    """
+    with run.appender() as shard:
+        for points, records in _results(owed, jobs, engine):
+            shard.append(records)
+            done(points)
+
+
+def _results(owed: Sequence[Task], jobs: int, engine: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    if engine == "ray":
+        try:
+            from ray.util.multiprocessing import Pool
+        except ImportError:
+            raise InputError("--engine ray needs the extra: pip install 'credit-audit[ray]'.") from None
+        with Pool(jobs if jobs > 1 else None) as pool:
+            yield from pool.imap_unordered(do_task, owed)
+    elif engine != "local":
+        raise InputError(f"engine {engine!r} is not known; expected local or ray.")
+    elif jobs == 1 or len(owed) <= 1:
+        yield from map(do_task, owed)
+    else:
+        with multiprocessing.Pool(min(jobs, len(owed))) as pool:
+            yield from pool.imap_unordered(do_task, owed)
+
+
+@lru_cache(maxsize=4)
+def _policy(spec: str) -> Policy:
+    return load_policy(spec)
+
+
+@lru_cache(maxsize=WORLDS)
+def _world(address: str) -> Environment:
+    return make(address)
+
+
+def do_task(task: Task) -> tuple[int, list[dict[str, Any]]]:
+    """Replay the points of a task to the end: (how many points, their new records); none if it took too long."""
+    plan = Plan.from_json(task.plan)
+    trajectory = Trajectory.from_json(task.trajectory)
+    try:
+        with _time_limit(task.limit):
+            replayer = Replayer(_world(task.address), _policy(task.policy), plan)
+            return len(task.points), asyncio.run(replayer.replay(trajectory, task.points))
+    except TimeoutError:
+        warnings.warn(
+            f"{trajectory.game_name}: {len(task.points)} points took over {task.limit:g} s and were given up.",
+            stacklevel=2,
+        )
+        return len(task.points), []
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer, where the platform and the thread allow it."""
+    if seconds <= 0 or not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
