@@ -25,7 +25,7 @@ from envs.core import InputError
 Kind = Literal["openai", "vllm", "sglang", "llama-server"]
 Ids = tuple[int, ...]
 TOLERANCE = 0.1  # nats a token by which two ways to one score may differ
-_TOGETHER = 32  # scored sequences in one call
+TOGETHER = 32  # scored sequences in one call
 _session = count()
 
 
@@ -188,7 +188,7 @@ class ServerBackend:
         keys = {pair: self.client.key(f"score {self.kind}", {"ids": pair}, repeat) for pair in pairs}
         known = self.client.journal.answers(list(keys.values()))
         owed = [pair for pair in pairs if keys[pair] not in known]
-        together = 1 if self.kind == "llama-server" else _TOGETHER
+        together = 1 if self.kind == "llama-server" else TOGETHER
         calls = [self._call(owed[k : k + together], keys) for k in range(0, len(owed), together)]
         answered, refused = await self.client.run(calls, purpose)
         if refused:

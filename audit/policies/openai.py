@@ -225,14 +225,16 @@ class LLMPolicy:
 
     def spent(self) -> dict[str, Usage]:
         """Total usage by purpose, of all sessions for a server, of this one for a local model."""
-        return self._ledger().spent()
+        return self.ledger.spent()
 
     def ledger_lines(self) -> list[tuple[str, str]]:
         """The ledger for printing; every figure is a total."""
         client = self.backend.client if isinstance(self.backend, ServerBackend) else None
-        return self._ledger().lines(client.prices if client else Prices())
+        return self.ledger.lines(client.prices if client else Prices())
 
-    def _ledger(self) -> Journal:
+    @property
+    def ledger(self) -> Journal:
+        """Where spending is booked: the journal for a server, this session's own for a local model."""
         if isinstance(self.backend, ServerBackend):
             return self.backend.client.journal
         ledger: Journal = getattr(self.backend, "ledger")  # noqa: B009 - not part of the protocol

@@ -201,9 +201,9 @@ def test_collect_replay_score_judge(model: LocalModel, server: Loopback, world: 
     points = [(step, point_id(trajectory.id, step, "llm"), []) for step in chosen_steps(trajectory, plan)]
     records = run(Replayer(world, policy, plan).replay(trajectory, points))
     assert {record["point"] for record in records} == {identity for _, identity, _ in points}
-    calls = policy._ledger().total().calls
+    calls = policy.ledger.total().calls
     assert run(Replayer(world, policy, plan).replay(trajectory, points)) == records
-    assert policy._ledger().total().calls == calls, "a finished replay asked again"
+    assert policy.ledger.total().calls == calls, "a finished replay asked again"
     history = History(world.game_id, world.reset())
     (value,) = run(policy.logprobs([history], [trajectory.commands[0]]))
     assert value is not None and -200 < value < 0

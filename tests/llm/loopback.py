@@ -85,7 +85,7 @@ class FakeModel:
         return self._rows[key]
 
     def score(self, ids: Sequence[int]) -> list[float | None]:
-        return [None] + [self.row(ids[:i])[ids[i]] for i in range(1, len(ids))]
+        return [None] + [self.row(ids[max(0, i - 2) : i])[ids[i]] for i in range(1, len(ids))]
 
     def generate(
         self, ids: Sequence[int], rng: random.Random, temperature: float, limit: int, stop: Sequence[str]

@@ -161,7 +161,7 @@ def test_samples_are_commands_with_their_thoughts_on_record(opened: Open, start:
         assert len({p.command for p in proposals}) > 2
         assert set(policy.repairs) == repairs
         assert all((p.text is None) == (style == "plain") for p in proposals)
-        (Path(policy._ledger().path or "")).unlink()  # the next style is another model under the same name
+        (Path(policy.ledger.path or "")).unlink()  # the next style is another model under the same name
     with Loopback(FakeModel(), reasoning=True) as server:
         (proposal,) = run(opened(server).propose([start], seeds=[1]))
     assert "let me see" in str(proposal.text) and proposal.command in start.turn.admissible
