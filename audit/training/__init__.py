@@ -1,0 +1,42 @@
+"""Dose-matched training: arms from credit, a ledger of dose, an embedded trainer, contrasts on held-out tasks.
+
+Knows: nothing itself; it gathers what a script needs. Sparse credit keeps fewer examples, so that arms differ in how
+much they are trained before they differ in what on; here doses are equal unless unequal ones are asked for.
+
+    from audit.training import arms, contrast, match, train, unmatched
+
+    found = arms(run, signals=signals)
+    trained = train(match(found), unmatched(found))
+    print(contrast(trained, "alfworld:valid_unseen").summary())
+"""
+
+from audit.training.contrasts import Contrasts, contrast
+from audit.training.dose import Doses, Recipe, match, unmatched
+from audit.training.examples import Examples, examples_of, examples_of_run
+from audit.training.outcomes import export, play, read_outcomes
+from audit.training.response import DoseResponse, dose_response
+from audit.training.rules import Arms, Rule, arms, seven
+from audit.training.trainer import Trained, train
+
+__all__ = [
+    "Arms",
+    "Contrasts",
+    "DoseResponse",
+    "Doses",
+    "Examples",
+    "Recipe",
+    "Rule",
+    "Trained",
+    "arms",
+    "contrast",
+    "dose_response",
+    "examples_of",
+    "examples_of_run",
+    "export",
+    "match",
+    "play",
+    "read_outcomes",
+    "seven",
+    "train",
+    "unmatched",
+]
