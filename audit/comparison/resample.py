@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,7 +96,7 @@ def span(draws: Floats, clusters: int, level: float) -> Span:
     if reason:
         return Span(np.nan, np.nan, reason)
     tail = _widened((1 - level) / 2, clusters)
-    method = "linear" if np.isfinite(good).all() else "inverted_cdf"
+    method: Literal["linear", "inverted_cdf"] = "linear" if np.isfinite(good).all() else "inverted_cdf"
     low, high = np.quantile(good, [tail, 1 - tail], method=method)
     if not np.isfinite([low, high]).all():
         return Span(np.nan, np.nan, "the effects are too noisy: the interval has no finite end")

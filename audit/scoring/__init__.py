@@ -129,7 +129,7 @@ def score(
     """
     source = run if isinstance(run, Source) else Source.of_run(run.directory)
     try:
-        opened = [s for spec in signals for s in (load_signals([spec]) if isinstance(spec, str) else [spec])]
+        opened = _opened(signals)
         wanted = {need for signal in opened for need in needs(signal)}
         points = signal_points(source, wanted, policy=policy, env=env, reference=reference, twin=twin)
         answers = [ask(signal, points) for signal in opened]
@@ -140,6 +140,10 @@ def score(
     if save and isinstance(run, Run):
         return save_scores(run, scores)
     return scores
+
+
+def _opened(signals: Sequence[CreditSignal | str]) -> list[CreditSignal]:
+    return [s for spec in signals for s in (load_signals([spec]) if isinstance(spec, str) else [spec])]
 
 
 def _about(signal: CreditSignal, source: Source, wanted: set[str], twin: TwinSettings | None) -> dict[str, Any]:
@@ -399,25 +403,25 @@ def check_leakage(run: Run, signals: Sequence[CreditSignal | str], **options: An
     options: as `score`. It finds results that leak through points, twins or plans, or through the run directory; a
     signal's file that reads some other path is its author's word. Raises InputError with the signal that changed.
     """
-    opened = [s for spec in signals for s in (load_signals([spec]) if isinstance(spec, str) else [spec])]
-    before = score(run, opened, save=False, **options)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "run"
         shutil.copytree(run.directory.path, copy)
         for file in [*copy.glob("*.parquet"), *copy.glob("shards/*"), copy / "summary.json"]:
             file.write_bytes(b"scrambled")
-        source = Source.of_run(RunDirectory.open(copy))
-        after = score(source, opened, save=False, **options)
-    try:
-        wanted = {need for signal in opened for need in needs(signal)}
-        points = signal_points(Source.of_run(run.directory), wanted, **options)
-        for signal in opened:
-            was, now = before.frame[signal.name].to_numpy(), after.frame[signal.name].to_numpy()
-            if not np.array_equal(was, now, equal_nan=True):
-                raise SignalError(f"{signal.name}: changes with the replay's results, which it must not see.")
-            check_signal(signal, points)
-    except SignalError as error:
-        raise InputError(str(error)) from error
+        scrambled = Source.of_run(RunDirectory.open(copy))
+        try:
+            opened = _opened(signals)
+            wanted = {need for signal in opened for need in needs(signal)}
+            points, blind = (
+                signal_points(source, wanted, **options) for source in (Source.of_run(run.directory), scrambled)
+            )
+            for signal in opened:
+                before, after = ask(signal, points), ask(signal, blind)
+                if not np.array_equal(before.values, after.values, equal_nan=True):
+                    raise SignalError(f"{signal.name}: changes with the replay's results, which it must not see.")
+                check_signal(signal, points)
+        except SignalError as error:
+            raise InputError(str(error)) from error
 
 
 __all__ = [
