@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envs.alfworld.layouts import Room, Rules, Thing, identifier, load_room, load_rules, position
+from envs.alfworld.translate import display_names
 from envs.core import InputError
 
 TASK_TYPES = (
@@ -382,17 +382,9 @@ def _walk(
 
 
 def _names(things: Sequence[Thing]) -> dict[str, str]:
-    """What the stock engine calls each thing: its type and a number, counted down in order of mangled identifier."""
-    kinds = {}
-    for thing in things:
-        mangled = _mangle(thing.id).lower()
-        kinds[thing.id] = (mangled.split("_bar_", 1)[0] + ("basin" if "basin" in mangled else ""), mangled)
-    left = Counter(kind for kind, _ in kinds.values())
-    names = {}
-    for thing_id, (kind, _) in sorted(kinds.items(), key=lambda item: item[1][1]):
-        names[thing_id] = f"{kind} {left[kind]}"
-        left[kind] -= 1
-    return names
+    """What the stock engine calls each thing, by its THOR identifier."""
+    shown = display_names(_mangle(thing.id).lower() for thing in things)
+    return {thing.id: shown[_mangle(thing.id).lower()] for thing in things}
 
 
 def _high_level(plan: list[_Step]) -> list[dict[str, Any]]:
