@@ -361,7 +361,7 @@ class Client:
         key = os.environ.get(self._key_env) if self._key_env else None
         if key:
             said = said.replace(key, "(key)")
-        return re.sub(r"\b(sk|key|Bearer)[-_ ][\w*.-]{6,}", "(key)", said)[:300]
+        return re.sub(r"\b(?:(?:sk|key)[-_]|Bearer )[\w*.-]{6,}", "(key)", said)[:300]
 
     def _session(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         # Connections belong to one event loop; every asyncio.run brings its own.

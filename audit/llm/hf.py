@@ -68,13 +68,17 @@ class Trie:
             nodes.append(node)
         return nodes
 
+    def ancestors(self, node: int) -> list[int]:
+        """A node and all above it but node 0."""
+        nodes: list[int] = []
+        while node:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes
+
     def path(self, node: int) -> list[int]:
         """The tokens that lead to a node."""
-        tokens: list[int] = []
-        while node:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
+        return [self.tokens[above] for above in reversed(self.ancestors(node))]
 
 
 @dataclass(slots=True)
@@ -224,7 +228,9 @@ class LocalModel:
         import torch
         from transformers import DynamicCache
 
-        nodes = list(range(1, max(wanted) + 1))  # parents come first, so deeper leaves are not needed
+        needed = {node for each in wanted for node in trie.ancestors(each)}  # what only ends an action is not read
+        nodes = sorted(needed)  # parents come first
+        row = {0: -1, **{node: place for place, node in enumerate(nodes)}}
         with torch.inference_mode():
             cache, known = DynamicCache(), 0
             prefix, shared = self._nearest(prompt)
@@ -240,11 +246,7 @@ class LocalModel:
             allowed[:, :known] = True
             allowed[:fresh, known : known + fresh] = np.tri(fresh, dtype=bool)
             for place, node in enumerate(nodes):
-                parent = trie.parents[node]
-                if parent:
-                    allowed[fresh + place] = allowed[fresh + parent - 1]
-                else:
-                    allowed[fresh + place, : known + fresh] = True
+                allowed[fresh + place] = allowed[fresh + row[trie.parents[node]]]
                 allowed[fresh + place, known + fresh + place] = True
             mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
             mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(self.model.dtype).min)
@@ -255,7 +257,7 @@ class LocalModel:
                 use_cache=True,
                 **{self._cache_word: cache},
             ).last_hidden_state[0]
-            rows = [fresh - 1 + node for node in wanted]
+            rows = [fresh + row[node] for node in wanted]
             logits = self.model.lm_head(hidden[rows]).float()
             self._keep(prompt, cache)
         self.ledger.record(purpose, Usage(1, len(prompt) + len(nodes), known, 0), {})
