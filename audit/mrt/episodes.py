@@ -21,7 +21,7 @@ from audit.mrt.interventions import Act, Intervention, Moment, Value, failed, gi
 from audit.mrt.rules import TextRule
 from audit.policies import History, Policy, Proposal
 from audit.records import Status, draws
-from envs import Environment, InputError, Turn, make
+from envs import Environment, Game, InputError, Turn, make
 
 WORLDS = 512  # games a process keeps open
 GROUPS = {
@@ -38,12 +38,13 @@ def world(address: str) -> Environment:
     return make(address)
 
 
-def opening(game: str, address: str, budget: int, key: tuple[Any, ...]) -> Start:
-    """The start of an episode."""
-    env = world(address)
+def opening(game: Game, budget: int, key: tuple[Any, ...]) -> Start:
+    """The start of an episode; the random streams follow from the key and the game."""
+    env = world(game.address)
     turn = env.reset()
+    facts: dict[str, Value] = {} if game.task_type is None else {"task_type": game.task_type}
     # Two chains of moments, since a policy and a reviewer each keep a summary in the moments they read.
-    return Start(env, History(game, turn), History(game, turn), budget, key)
+    return Start(env, History(game.id, turn), History(game.id, turn), budget, (*key, game.id), facts=facts)
 
 
 class Told(NamedTuple):
@@ -59,7 +60,7 @@ class Start:
 
     history, told: what happened, and what the policy read. key: names the random streams. budget: steps of the whole
     episode. n_eligible, n_treated: coins and treatments so far. proposal, arm: of the first decision, where given (a
-    fork keeps the logged proposal and sets the arm).
+    fork keeps the logged proposal and sets the arm). facts: features of the whole episode.
     """
 
     env: Environment
@@ -71,6 +72,7 @@ class Start:
     n_treated: int = 0
     proposal: Proposal | None = None
     arm: int | None = None
+    facts: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -261,7 +263,7 @@ def _flip(
     flipping = []
     for live in going:
         moment = live.moment()
-        row = {**known(moment), **intervention.features(moment)}
+        row = {**live.start.facts, **known(moment), **intervention.features(moment)}
         past = {"t": live.history.steps, "n_past_eligible": live.n_eligible, "n_past_treated": live.n_treated}
         open_ = intervention.eligible(moment) and (eligible is None or eligible.at({**row, **past}) > 0)
         live.row = {"t": live.history.steps, "eligible": int(open_), "arm": 0, "p": None, **row}

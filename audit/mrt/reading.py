@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from audit.mrt.blip import Blips, blip, eligible_rows
-from audit.mrt.data import Floats, MRTData
+from audit.mrt.data import TWO_TARGETS, Floats, MRTData
 from audit.mrt.design import Rule, formula_matrix, rule_values
 from audit.mrt.diagnostics import randomization_check
 from audit.mrt.gain import LOW_ESS, Gains, Method, policy_gain
@@ -26,6 +26,7 @@ from envs.core import InputError
 
 LEVELS = 8  # a text feature with more levels than this enters no default model
 SUPPORT = 10  # rows an arm that a level needs to enter one
+COEFFICIENTS = 3  # clusters that every coefficient of a default model needs
 BY = ("action_group", "action_type", "last_group", "last_action", "task_type", "phase")
 POLICIES = (
     "always",
@@ -42,6 +43,7 @@ POLICIES = (
     "searching: phase=searching",
     "carrying: phase!=searching",
     "repeats: repeated=1",
+    "two objects: task_type=pick_two_obj_and_place",
 )
 
 
@@ -54,27 +56,37 @@ def default_policies(data: MRTData) -> dict[str, TextRule]:
 
 
 def default_model(data: MRTData) -> str:
-    """A blip model of what the trial recorded: text features with few levels, by time, and the treatments so far.
+    """A blip model of what the trial recorded: text features with few levels, by time, yes-or-no features, coins
+    and treatments so far.
 
-    Features that do not vary, or whose levels are too rare to carry an effect, are left out.
+    Features that do not vary, or whose levels are too rare to carry an effect, are left out; so are, from the last on,
+    those that would need more than one coefficient for every three clusters.
     """
     rows = eligible_rows(data)
     inside = data.frame.loc[data.eligible]
-    groups, numbers = [], []
+    groups: list[tuple[str, int]] = []
+    numbers = []
     for name in data.frame.columns:
-        if name in ("t", "p") or name.startswith("p_"):
-            continue
         column = inside[name]
-        if not pd.api.types.is_numeric_dtype(column):
-            counts = pd.crosstab(column, rows.arm)
-            if 2 <= len(counts) <= LEVELS and counts.to_numpy().min() >= SUPPORT:
-                groups.append(f"C({name})")
-        elif column.nunique() > 1 and name in ("n_past_eligible", "n_past_treated", "disagrees", "repeated"):
+        if name in ("t", "p") or name.startswith("p_") or column.nunique() < 2:
+            continue
+        if name in ("n_past_eligible", "n_past_treated"):
             numbers.append(name)
-    time = ["t"] if inside["t"].nunique() > 1 else []
-    head = f"({' + '.join(groups)}) * t" if groups and time else " + ".join(groups + time)
-    terms = [part for part in (head, *numbers) if part]
-    return "~ " + (" + ".join(terms) or "1")
+        elif column.nunique() <= (2 if pd.api.types.is_numeric_dtype(column) else LEVELS):
+            if pd.crosstab(column, rows.arm).to_numpy().min() < SUPPORT:
+                continue
+            if pd.api.types.is_numeric_dtype(column):
+                numbers.append(name)
+            else:
+                groups.append((f"C({name})", column.nunique() - 1))
+    timed = inside["t"].nunique() > 1
+    limit = (int(data.cluster_codes().max()) + 1) // COEFFICIENTS
+    while groups and (1 + sum(size for _, size in groups)) * (1 + timed) + len(numbers) > limit:
+        groups.pop()
+    head = " + ".join(name for name, _ in groups)
+    if timed:
+        head = f"({head}) * t" if groups else "t"
+    return "~ " + (" + ".join(part for part in (head, *numbers) if part) or "1")
 
 
 def model_for(data: MRTData, rule: Rule, model: str) -> tuple[MRTData, str]:
@@ -209,5 +221,5 @@ def _headline(trial: Trial, data: MRTData) -> tuple[tuple[str, str], ...]:
         ("decisions", f"{len(data.decisions):,}"),
         ("coins", f"{coins:,} ({treated / coins:.3f} treated)"),
         ("randomisation check", coin),
-        ("intervals over", f"{data.cluster} ({int(data.cluster_codes().max()) + 1:,} clusters)"),
+        ("intervals over", f"{int(data.cluster_codes().max()) + 1:,} clusters by {data.cluster}; {TWO_TARGETS}"),
     )

@@ -8,10 +8,10 @@ Draw i plays game i modulo the number of games; its coins follow from (seed, gam
 Tables (parquet, as `MRTData` reads them)
 -----------------------------------------
 decisions, a row a step: trajectory, t (steps done so far), eligible, arm, p (NaN where not eligible); known before the
-coin: action_type (of the proposal) and action_group (go, take, put, prepare, other; last_action and last_group where
-the coin falls before the proposal), admissible, repeated (the proposal was given in this very state before),
-last_failed, phase (searching, holding, prepared), n_admissible, the intervention's own; recorded after it: proposal,
-command (what was done), delivered, changed, message, reason.
+coin: task_type, action_type (of the proposal) and action_group (go, take, put, prepare, other; last_action and
+last_group where the coin falls before the proposal), admissible, repeated (the proposal was given in this very state
+before), last_failed, phase (searching, holding, prepared), n_admissible, the intervention's own; recorded after it:
+proposal, command (what was done), delivered, changed, message, reason.
 trajectories, a row a draw: trajectory, outcome (1 won, 0 not; NaN where it failed), task (the game's id), game,
 task_type, draw, steps, status, reason.
 """
@@ -43,6 +43,7 @@ from envs import Game, InputError, games
 
 KIND = "mrt"
 BATCH = 64
+FEWEST_TASKS = 20  # games below which nothing is claimed about a population of games
 DECISIONS, TRAJECTORIES = "decisions.parquet", "trajectories.parquet"
 NOT_FEATURES = ("trajectory", "t", "eligible", "arm", "p")
 AFTER_COIN = ("proposal", "command", "delivered", "changed", "message", "reason")
@@ -69,12 +70,12 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Some draws of a trial: what a worker needs. draws: (draw, game id, address) of each."""
+    """Some draws of a trial: what a worker needs. draws: the number and the game of each."""
 
     policy: str
     intervention: str
     design: Design
-    draws: Sequence[tuple[int, str, str]]
+    draws: Sequence[tuple[int, Game]]
 
 
 @lru_cache(maxsize=2)
@@ -88,15 +89,15 @@ def _play_task(task: _Task) -> list[dict[str, Any]]:
 
 
 def play_draws(
-    policy: Policy, intervention: Intervention, design: Design, numbers: Sequence[tuple[int, str, str]]
+    policy: Policy, intervention: Intervention, design: Design, numbered: Sequence[tuple[int, Game]]
 ) -> list[dict[str, Any]]:
-    """The records of some draws of a trial, played together. numbers: (draw, game id, address) of each."""
-    starts = [opening(game, address, design.budget, (design.seed, game, draw)) for draw, game, address in numbers]
+    """The records of some draws of a trial, played together. numbered: the number and the game of each."""
+    starts = [opening(game, design.budget, (design.seed, draw)) for draw, game in numbered]
     found = asyncio.run(play(policy, intervention, starts, design.p, eligible=read_rule(design.eligible)))
     identities = policy_id(policy), intervention.describe()
     return [
-        _record(_trajectory_id(*identities, design, game, draw), draw, episode)
-        for (draw, game, _), episode in zip(numbers, found, strict=True)
+        _record(_trajectory_id(*identities, design, game.id, draw), draw, episode)
+        for (draw, game), episode in zip(numbered, found, strict=True)
     ]
 
 
@@ -130,13 +131,13 @@ class Trial:
     def data(self, cluster: str | None = None) -> MRTData:
         """The trial as estimators take it; failed trajectories are left out (see `failed`).
 
-        cluster: `task` (default where there are several games: the target is a population of games) or `trajectory`
-        (these very games). Raises InputError where the tables cannot carry an analysis.
+        cluster: `task` (default with at least 20 games: the target is a population of games) or `trajectory` (these
+        very games). Raises InputError where the tables cannot carry an analysis.
         """
         valid = self.trajectories[self.trajectories["outcome"].notna()]
         rows = self.decisions[self.decisions["trajectory"].isin(valid["trajectory"])]
         cluster = cluster or self.manifest.get("cluster")
-        if cluster is None and "task" in valid.columns and valid["task"].nunique() < 2:
+        if cluster is None and "task" in valid.columns and valid["task"].nunique() < FEWEST_TASKS:
             cluster = "trajectory"
         return MRTData(rows, valid, features=self.features, cluster=cluster)
 
@@ -175,7 +176,7 @@ def run_trial(
         game = known_games[draw % len(known_games)]
         ids.append(_trajectory_id(*identities, design, game.id, draw))
         if (ids[-1], 0) not in index:
-            owed.append((draw, game.id, game.address))
+            owed.append((draw, game))
     tasks = [_Task(policy, intervention, design, owed[i : i + BATCH]) for i in range(0, len(owed), BATCH)]
     if tasks:
         done = n - len(owed)
@@ -218,7 +219,7 @@ def _finish(run: RunDirectory, ids: Sequence[str], known_games: Sequence[Game]) 
     decisions, table = tables((index.records(identity)[0] for identity in ids), known_games)
     decisions.to_parquet(run.path / DECISIONS, index=False)
     table.to_parquet(run.path / TRAJECTORIES, index=False)
-    return Trial(decisions, table, _features(decisions, table), run.manifest)
+    return Trial(decisions, table, _features(decisions), run.manifest)
 
 
 def tables(records: Iterable[Mapping[str, Any]], known_games: Sequence[Game]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -251,16 +252,14 @@ def simulate(policy: Policy, intervention: Intervention, known_games: Sequence[G
     records: list[dict[str, Any]] = []
     for first in range(0, n, BATCH):
         picked = [(i, known_games[i % len(known_games)]) for i in range(first, min(first + BATCH, n))]
-        records += play_draws(policy, intervention, design, [(i, game.id, game.address) for i, game in picked])
+        records += play_draws(policy, intervention, design, picked)
     decisions, table = tables(records, known_games)
-    return Trial(decisions, table, _features(decisions, table), {"kind": KIND})
+    return Trial(decisions, table, _features(decisions), {"kind": KIND})
 
 
-def _features(decisions: pd.DataFrame, trajectories: pd.DataFrame) -> tuple[str, ...]:
+def _features(decisions: pd.DataFrame) -> tuple[str, ...]:
     """Columns known before the coin: what estimators may use."""
-    found = [name for name in decisions.columns if name not in (*NOT_FEATURES, *AFTER_COIN)]
-    found += ["task_type"] if trajectories["task_type"].nunique() > 1 else []
-    return tuple(found)
+    return tuple(name for name in decisions.columns if name not in (*NOT_FEATURES, *AFTER_COIN))
 
 
 def load_trial(path: Path) -> Trial:
@@ -276,7 +275,7 @@ def load_trial(path: Path) -> Trial:
     return Trial(
         decisions,
         trajectories,
-        tuple(imported) if imported is not None else _features(decisions, trajectories),
+        tuple(imported) if imported is not None else _features(decisions),
         run.manifest,
     )
 

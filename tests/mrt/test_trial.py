@@ -41,7 +41,7 @@ def chain() -> list[Game]:
 
 def starts(n: int, seed: int = 0) -> list[Start]:
     game = chain()[0]
-    return [opening(game.id, game.address, BUDGET, (seed, game.id, i)) for i in range(n)]
+    return [opening(game, BUDGET, (seed, i)) for i in range(n)]
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_what_fails_is_data_with_a_reason() -> None:
 def test_draws_do_not_depend_on_their_company() -> None:
     game = chain()[0]
     design = Design(budget=BUDGET, seed=5)
-    numbers = [(i, game.id, game.address) for i in range(12)]
+    numbers = [(i, game) for i in range(12)]
     together = play_draws(Wanderer(), Right(), design, numbers)
     apart = [play_draws(Wanderer(), Right(), design, [one])[0] for one in reversed(numbers)][::-1]
     assert together == apart
@@ -217,7 +217,8 @@ def test_interrupted_or_split_the_tables_are_the_same_bytes(tmp_path: Path) -> N
     again = load_trial(tmp_path / "torn")
     pd.testing.assert_frame_equal(again.decisions, whole.decisions)
     assert again.features == whole.features
-    assert again.data().cluster == "task" and "task_type" in again.features
+    assert again.data().cluster == "trajectory" and again.data("task").cluster == "task"  # six games only
+    assert "task_type" in again.features
 
 
 def test_another_trial_in_the_directory_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -55,9 +56,13 @@ class Right:
     def eligible(self, moment: Moment) -> bool:
         return True
 
-    def features(self, moment: Moment) -> Mapping[str, int]:
+    def features(self, moment: Moment) -> Mapping[str, int | str]:
+        """wrong; slot: cell and time where a treatment can matter, else `none`: all that a blip depends on."""
         assert moment.proposal is not None
-        return {"wrong": int(moment.proposal.command != "go right")}
+        wrong = moment.proposal.command != "go right"
+        cell, length = (int(word) for word in re.findall(r"\d+", moment.history.turn.observation))
+        matters = wrong and moment.steps_left >= length - cell
+        return {"wrong": int(wrong), "slot": f"{cell}@{moment.history.steps}" if matters else "none"}
 
     async def act(self, moments: Sequence[Moment], *, policy: Policy, seeds: Sequence[int]) -> list[Act]:
         return [Act(command="go right") for _ in moments]
