@@ -1,7 +1,8 @@
 """How much of a server's speed reaches the rollouts, and what the client costs: against a loopback server.
 
 The server (another process) needs 50 ms for an answer and serves 64 at once, so 1,280 answers a second at most.
-Rollouts of a trivial world are rolled in lock-step by a language-model policy; every decision is one answer.
+Rollouts of a trivial world are rolled in a few lock-step batches by a language-model policy; every decision is one
+answer.
 
     python -m benchmarks.llm [--rollouts 10000] [--steps 3] [--batch 16] [--json]
 
@@ -27,7 +28,7 @@ from audit.llm.scoring import ServerBackend
 from audit.policies import History
 from audit.policies.openai import DecodeSettings, LLMPolicy, PromptSettings
 from audit.records import draws
-from audit.rollouts import Start, roll
+from audit.rollouts import Finish, Start, roll
 from envs import Turn
 
 LATENCY, SLOTS = 0.05, 64
@@ -55,7 +56,7 @@ class Corridor:
         return self._turn((*state, command))
 
 
-def measure(rollouts: int, steps: int, batch: int, concurrency: int) -> dict[str, float]:
+def measure(rollouts: int, steps: int, batch: int, concurrency: int, groups: int) -> dict[str, float]:
     """Run the benchmark once."""
     command = [sys.executable, "-m", "tests.llm.loopback", "--latency", str(LATENCY), "--slots", str(SLOTS)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -85,7 +86,7 @@ def measure(rollouts: int, steps: int, batch: int, concurrency: int) -> dict[str
             ]
             asyncio.run(roll(policy, starts[:SLOTS]))  # connections, imports and memos are not measured
             wall, processor = time.perf_counter(), time.process_time()
-            finished = asyncio.run(roll(policy, starts[SLOTS:]))
+            finished = asyncio.run(_together(policy, [starts[SLOTS + k :: groups] for k in range(groups)]))
             wall, processor = time.perf_counter() - wall, time.process_time() - processor
             answers = sum(finish.steps for finish in finished)
             sample = [f"{first.observation} {i}\n- go left\n- go right\n" for i in range(batch)]
@@ -106,6 +107,11 @@ def measure(rollouts: int, steps: int, batch: int, concurrency: int) -> dict[str
         "of_theory": answers / wall * LATENCY / SLOTS,
         "client_cpu": processor / wall,
     }
+
+
+async def _together(policy: LLMPolicy, groups: list[list[Start]]) -> list[Finish]:
+    """Several lock-step batches at once, as a replay of several tasks: one steps while the others' answers come."""
+    return [finish for some in await asyncio.gather(*(roll(policy, group) for group in groups)) for finish in some]
 
 
 async def saturate(url: str, prompts: list[str], connections: int, seconds: float = 4.0) -> float:
@@ -140,9 +146,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--concurrency", type=int, default=12)
+    parser.add_argument("--groups", type=int, default=8, help="lock-step batches under way at once")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = measure(options.rollouts, options.steps, options.batch, options.concurrency)
+    found = measure(options.rollouts, options.steps, options.batch, options.concurrency, options.groups)
     if options.json:
         print(json.dumps(found))
     else:
