@@ -105,11 +105,12 @@ class Rule:
 
 
 def seven(
-    share: float = 0.25, *, judge: str = "judge", implicit: str = "implicit.delta", confidence: str = "logprob"
+    share: float = 0.25, *, judge: str = "judge", implicit: str = "implicit.delta_success", confidence: str = "logprob"
 ) -> tuple[Rule, ...]:
     """The seven arms: share is kept by credit; judge, implicit, confidence: columns of their credit.
 
-    Confidence is by default the log probability that the policy gave its step.
+    Confidence is by default the log probability that the policy gave its step. Implicit credit is by default given
+    success, not each trajectory's own outcome, which ranks high what is typical of failures where one failed.
     """
     return (
         Rule("untrained", keep="nothing"),

@@ -72,7 +72,9 @@ class ArmsPlan:
     replay_plan: str = setting("", "hash of the plan that the replay run must have; empty: any")
     share: float = setting(0.25, "share of the steps with credit that credit arms keep", **_above(0, 1))
     judge: str = setting("judge", "column of the judge's credit")
-    implicit: str = setting("implicit.delta", "column of implicit credit")
+    implicit: str = setting(
+        "implicit.delta_success", "column of implicit credit: how much likelier success makes the step"
+    )
     confidence: str = setting("logprob", "column of confidence; logprob is what the trajectory recorded")
     seeds: int = setting(5, "training seeds", **_above(0, 1000))
     across: str = setting(
