@@ -152,7 +152,6 @@ class LLMPolicy:
             top_p=decode.top_p,
             max_tokens=decode.max_tokens,
             stop=tuple(decode.stop),
-            logprobs=decode.temperature == 1.0 and decode.top_p == 1.0 and not decode.repair,
             seeded=decode.seeded,
         )
 
@@ -285,9 +284,10 @@ class LLMPolicy:
         self.repairs.update(parsed.repairs)
         if parsed.command is None:
             return Proposal("", text, status="error", reason=parsed.reason)
-        # What was written verbatim has the probability of its tokens; of several wordings of one command it is a part.
-        verbatim = text.strip() == parsed.command and not parsed.repairs
-        logprob = math.fsum(sample.logprobs) if verbatim and sample.logprobs and self._sampling.logprobs else None
+        # Known only where one text is the command and its end was drawn too: servers differ in whether they tell that.
+        local = not isinstance(self.backend, ServerBackend)
+        verbatim = text == parsed.command and not self.decode.repair and sample.finish == "stop"
+        logprob = math.fsum(sample.logprobs) if local and verbatim and sample.logprobs else None
         return Proposal(parsed.command, None if text == parsed.command else text, logprob)
 
     async def distributions(self, requests: Sequence[History]) -> list[Mapping[str, float] | None]:

@@ -217,6 +217,11 @@ def test_in_process_replay_with_exact_probabilities(model: LocalModel, world: En
     assert set(found) == set(history.turn.admissible) and math.fsum(found.values()) == pytest.approx(1)
     proposals = run(policy.propose([history] * 50, seeds=draws(50, "choice")))
     assert all(math.exp(p.logprob) == pytest.approx(found[p.command]) for p in proposals)
+    plain = LLMPolicy("local", model, TRANSCRIPT, DecodeSettings("sample", 1.0, 1.0, 24, ["\n"], "\n", repair=False))
+    drawn = [p for p in run(plain.propose([history] * 6, seeds=draws(6, "plain"))) if p.logprob is not None]
+    assert drawn
+    (scored,) = run(plain.logprobs([history], [drawn[0].command]))
+    assert drawn[0].logprob == pytest.approx(scored, abs=1e-4), "what was drawn and what is scored differ"
 
 
 def test_the_probe_finds_what_the_server_can_do(server: Loopback) -> None:
