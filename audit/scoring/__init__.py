@@ -90,6 +90,11 @@ class Scores:
         """One row a point, a column a signal and its reasons and flags."""
         return self.frame
 
+    @property
+    def importance(self) -> dict[str, str]:
+        """How each signal reads as importance, as `audit.comparison.compare` takes it."""
+        return {name: str(about["importance"]) for name, about in self.about.items()}
+
     def summary(self) -> pd.DataFrame:
         """One row a signal: view, values, missing and the commonest reason, distinct values."""
         rows = []
@@ -226,8 +231,7 @@ def signal_points(
         return points  # log probabilities of the trajectories are all there is
     known = _games(source, env)
     fitted = None
-    if wanted & {"twin", "belief"}:
-        assert replaying is not None
+    if wanted & {"twin", "belief"} and replaying is not None and _exact(replaying, known, source):
         fitted = fit_twin(replaying, list(known.values()), _budget(source), twin)
     worlds: dict[str, tuple[Environment, Plans]] = {}
     by_trajectory: dict[str, list[SignalPoint]] = {}
@@ -249,6 +253,7 @@ def signal_points(
             replaying,
             other,
             fitted,
+            bool(wanted & {"twin", "belief"}),
         )
     return found
 
@@ -298,6 +303,7 @@ def _enriched(
     policy: Policy | None,
     reference: Policy | None,
     twin: Twin | None,
+    conditioned: bool,
 ) -> list[SignalPoint]:
     """Points with what the world and the policies say of them."""
     from audit.importers import compare_observation
@@ -318,9 +324,17 @@ def _enriched(
     distributions = asyncio.run(policy.distributions(moments)) if policy else [None] * faithful
     own = asyncio.run(policy.logprobs(moments, actions)) if policy else [None] * faithful
     other = asyncio.run(reference.logprobs(moments, actions)) if reference else [None] * faithful
+    # A policy that can be asked under a condition has its own twin; an exact one is given a fitted one.
+    asked = twin is None and conditioned and policy is not None
+    outcomes = {
+        f"logprob_{word}": asyncio.run(policy.logprobs(moments, actions, condition=word))
+        if asked and policy is not None
+        else [None] * faithful
+        for word in ("success", "failure")
+    }
     found = []
-    for point, moment, after, probabilities, logprob, base in zip(
-        points, moments, histories[1:], distributions, own, other, strict=False
+    for i, (point, moment, after, probabilities, logprob, base) in enumerate(
+        zip(points, moments, histories[1:], distributions, own, other, strict=False)
     ):
         values: dict[str, Any] = {"admissible": moment.turn.admissible}
         why = dict(point.why)
@@ -343,6 +357,10 @@ def _enriched(
             }
             values |= {name: None if isinstance(value, str) else value for name, value in answers.items()}
             why |= {name: value for name, value in answers.items() if isinstance(value, str)}
+        elif asked:
+            values |= {name: scores[i] for name, scores in outcomes.items()}
+            why |= dict.fromkeys(outcomes, "the policy cannot be asked under a condition")
+            why["belief"] = "the policy does not tell its probabilities, so no belief was fitted"
         found.append(replace(point, **values, why=why))
     reason = f"the recorded prefix does not reproduce at step {faithful}"
     return found + [replace(point, why=dict.fromkeys(point.why, reason)) for point in points[faithful:]]
@@ -368,6 +386,13 @@ def _policy(source: Source, given: str | Policy | None) -> Policy:
             f"The policy is not the one of the run ({source.policy_id[:12]}); name that one with --policy."
         )
     return policy
+
+
+def _exact(policy: Policy, known: Mapping[str, Game], source: Source) -> bool:
+    """Whether a policy tells the probabilities of all its commands."""
+    game = known[source.trajectories[0].game]
+    history = History(game.id, make(game.address).reset())
+    return asyncio.run(policy.distributions([history]))[0] is not None
 
 
 def _has_games(source: Source, env: str | None) -> bool:

@@ -58,7 +58,7 @@ def test_columns_are_added_kept_and_replaced(small_run: Run, scored: pd.DataFram
 
 
 def test_scoring_reads_no_result(small_run: Run) -> None:
-    check_leakage(small_run, ["progress", "confidence", "implicit.delta", "implicit.belief_change"], twin=QUICK)
+    check_leakage(small_run, DEFAULT, twin=QUICK)
 
 
 def test_a_signal_that_changes_is_found(small_run: Run) -> None:
@@ -166,6 +166,30 @@ def test_with_little_to_learn_from_the_twin_is_missing_or_the_policy_itself() ->
     assert isinstance(answer, str) and "at least 20 are needed" in answer
     with pytest.raises(InputError, match="too few"):
         fit_twin(policy, known[:3], 50, QUICK)
+
+
+class Asked(UniformPolicy):
+    """A policy like a language model's: no distribution, but it scores an action under a condition."""
+
+    async def distributions(self, requests):  # type: ignore[no-untyped-def]
+        return [None for _ in requests]
+
+    async def logprobs(self, requests, actions, *, condition=None):  # type: ignore[no-untyped-def]
+        return [{None: -2.0, "success": -1.0, "failure": -4.0}[condition] for _ in requests]
+
+
+def test_a_policy_with_a_twin_of_its_own_is_asked(small_run: Run) -> None:
+    from dataclasses import replace
+
+    from audit.collect import policy_id
+
+    source = replace(Source.of_run(small_run.directory), policy_id=policy_id(Asked()))
+    points = signal_points(source, {"policy", "twin", "belief"}, policy=Asked())
+    assert {(p.logprob, p.logprob_success, p.logprob_failure) for p in points} == {(-2.0, -1.0, -4.0)}
+    assert {p.missing("belief").reason for p in points} == {
+        "the policy does not tell its probabilities, so no belief was fitted"
+    }
+    assert {p.tokens for p in points} == {None}
 
 
 # Plans --------------------------------------------------------------------------------------------------------------
