@@ -220,7 +220,7 @@ def validate(
         f"\ngains over never treating: trial (g-estimation) beside direct Monte Carlo\n{as_text(found.gain_table())}"
     )
     click.echo(f"direct gain inside the 95 % interval: {found.share:.3f} of {len(found.gains)}")
-    click.echo("\nblips: trial beside forks (inside: of an interval widened by the forks' own noise)")
+    click.echo("\nblips: trial beside forks (inside: of an interval that counts the forks' own noise)")
     click.echo(as_text(found.blip_table()))
     click.echo(f"\ncost\n{as_text(found.cost)}")
 

@@ -38,8 +38,8 @@ class Validation:
     """Estimates of trials beside direct Monte Carlo.
 
     blips, gains: a row a repeat and effect: repeat, effect (gains: the policy; blips: continuation, method, group),
-    estimate, se, low, high, direct, direct_se, inside (is the direct figure inside the interval). cost: rollouts by
-    purpose. never: the chance of winning without treatment, by direct Monte Carlo.
+    estimate, se, low, high, direct, direct_se, inside (gains: is the direct figure inside the interval; blips: inside it
+    once the forks' own noise is counted). cost: rollouts by purpose. never: the chance of winning without treatment, by direct Monte Carlo.
     """
 
     gains: pd.DataFrame
@@ -289,10 +289,10 @@ def _blip_rows(effects: Effects, method: str, continuation: str, forks: pd.DataF
     table.insert(0, "continuation", continuation)
     here = forks[forks["continuation"] == continuation]
     table = table.merge(here[["group", "direct", "direct_se"]], on="group", how="left")
-    # The forked blips have noise of their own, often as large: the interval for the difference is the fair one.
-    half = stats.norm.isf(0.025) * table["direct_se"]
+    # The forked blips have noise of their own, often as large: held against the interval for the difference.
     there = table["estimate"].notna() & table["direct"].notna()
-    inside = (table["low"] - half <= table["direct"]) & (table["direct"] <= table["high"] + half)
+    half = np.hypot((table["high"] - table["low"]) / 2, stats.norm.isf(0.025) * table["direct_se"])
+    inside = (table["estimate"] - table["direct"]).abs() <= half
     table["inside"] = inside.astype(float).where(there)
     return table
 
