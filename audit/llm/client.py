@@ -310,10 +310,17 @@ class Client:
         import openai
 
         server, _ = self._session()
+        request = asyncio.ensure_future(server.post(path, cast_to=object, body=dict(body)))
+        try:  # not wait_for: a TimeoutError from elsewhere (a task's own time limit) must not pass for this one
+            done, _ = await asyncio.wait({request}, timeout=self.limits.timeout)
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+        if not done:
+            request.cancel()
+            raise BadAnswer(f"no whole answer within {self.limits.timeout:g} s")
         try:
-            data = await asyncio.wait_for(server.post(path, cast_to=object, body=dict(body)), self.limits.timeout)
-        except asyncio.TimeoutError:  # not the builtin before Python 3.11
-            raise BadAnswer(f"no whole answer within {self.limits.timeout:g} s") from None
+            data = request.result()
         except openai.APIStatusError as error:
             raise self._status_error(error) from None
         except openai.APIConnectionError as error:
@@ -372,7 +379,7 @@ class Client:
             key = os.environ.get(self._key_env, "") if self._key_env else "none"
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
             # A plain HTTP client: the package's own one, once dropped, tries to close sockets of a loop that is gone.
-            http = openai.DefaultAsyncHttpxClient(timeout=self.limits.timeout)
+            http = openai.DefaultAsyncHttpxClient(timeout=self.limits.timeout + 5)
             self._server = openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, http_client=http)
         return self._server, self._slots
 
