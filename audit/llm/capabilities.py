@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from audit.llm.client import BadAnswer, Client, Limits, Refused, read_logprobs
+from audit.llm.answers import BadAnswer, read_logprobs
+from audit.llm.client import Client, Limits, Refused
 from audit.llm.journal import Journal, PolicyUnavailable
 from audit.llm.scoring import Kind, ScoresUnavailable, SelfTest, ServerBackend, self_test
 from envs.core import InputError

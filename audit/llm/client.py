@@ -9,7 +9,6 @@ the server and is written nowhere.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import hashlib
 import json
 import math
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from audit.llm.answers import BadAnswer, Sample, as_sample, read_choices, read_usage, retry_after
 from audit.llm.journal import Caps, Journal, PolicyUnavailable, Prices, Purpose, Usage
 from audit.records import draws
 from envs.core import InputError
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 CHARACTERS_A_TOKEN = 3.0  # for reservations only; what is booked is what the server says
 _GOOD_AFTER = {408, 409, 425, 429}
 _USELESS = {401: "the key is refused", 403: "access is refused", 404: "there is no such endpoint or model"}
-
-
-class BadAnswer(Exception):
-    """The server answered with something that is no answer (asked again, then named)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +70,6 @@ class Sampling:
         if self.stop:
             body["stop"] = list(self.stop)
         return body
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One sampled answer.
-
-    thoughts: what a reasoning model thought, where the server keeps it apart. ids, logprobs: of the tokens, None
-    where the server did not say. error: why there is no answer to this one question (its prompt is too long, say).
-    """
-
-    text: str
-    thoughts: str | None = None
-    ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
-    finish: str | None = None
-    error: str | None = None
 
 
 Prompt = str | tuple[int, ...] | tuple[tuple[str, str], ...]  # text, token ids, or chat messages (role, content)
@@ -141,6 +121,7 @@ class Client:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: openai.AsyncOpenAI | None = None
         self._slots: asyncio.Semaphore | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._one_draw_a_call = False
         self._key_base = hashlib.blake2b(f"{self.base_url}\n{model}\n".encode(), digest_size=16)
@@ -179,7 +160,7 @@ class Client:
             answered, refused = await self.run(calls, purpose)
             known.update(answered)
             errors.update(refused)
-        return [_sample(known[key]) if key in known else Sample("", error=errors[key]) for key in keys]
+        return [as_sample(known[key]) if key in known else Sample("", error=errors[key]) for key in keys]
 
     def _sampling_calls(
         self,
@@ -212,7 +193,7 @@ class Client:
                 paths[i],
                 body,
                 tuple(keys[j] for j in indices),
-                lambda data: _choices(data, n),
+                lambda data: read_choices(data, n),
                 expected,
                 (lambda: [call([j], False) for j in indices]) if n > 1 else None,
             )
@@ -284,7 +265,7 @@ class Client:
                 except BadAnswer as error:
                     problem = str(error)
                     continue
-                usage = _usage(data, call.expected)
+                usage = read_usage(data, call.expected)
                 try:
                     self.check_model(data)
                     answers = call.read(data)
@@ -344,7 +325,7 @@ class Client:
             return PolicyUnavailable(f"{self.model}: the account's quota is used up (HTTP {status}: {said}).")
         if status not in _GOOD_AFTER and status < 500:
             return Refused(f"the server refuses this question (HTTP {status}: {said})")
-        wait = _retry_after(error.response.headers.get("retry-after"))
+        wait = retry_after(error.response.headers.get("retry-after"))
         if wait is not None:  # it concerns every call, not this one alone
             self._not_before = max(self._not_before, time.monotonic() + min(wait, self.limits.longest_wait))
         return BadAnswer(f"HTTP {status}: {said}")
@@ -378,10 +359,18 @@ class Client:
         if self._server is None or self._slots is None or self._loop is not loop:
             key = os.environ.get(self._key_env, "") if self._key_env else "none"
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
-            # A plain HTTP client: the package's own one, once dropped, tries to close sockets of a loop that is gone.
             http = openai.DefaultAsyncHttpxClient(timeout=self.limits.timeout + 5)
             self._server = openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, http_client=http)
+            self._closing = loop.create_task(_close_with_the_loop(self._server))
         return self._server, self._slots
+
+
+async def _close_with_the_loop(server: openai.AsyncOpenAI) -> None:
+    """Wait for the end of the loop (asyncio.run cancels what is left), then close the connections while one can."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await server.close()
 
 
 class Refused(Exception):
@@ -412,87 +401,3 @@ def _prompt_size(body: Mapping[str, Any]) -> int:
         return len(prompt)
     text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in body["messages"])
     return math.ceil(len(text) / CHARACTERS_A_TOKEN)
-
-
-def _choices(data: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """The choices of an answer in order, reduced to what is kept; fewer than n where the server gave fewer."""
-    choices = data.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise BadAnswer("an answer without choices")
-    by_index = {choice.get("index", place): choice for place, choice in enumerate(choices)}
-    kept: list[dict[str, Any]] = []
-    for index in range(n):
-        if index not in by_index:
-            break
-        choice = by_index[index]
-        message = choice.get("message")
-        text = choice.get("text") if message is None else message.get("content") or message.get("refusal") or ""
-        if not isinstance(text, str):
-            raise BadAnswer("a choice without text")
-        thoughts = None if message is None else message.get("reasoning_content") or message.get("reasoning")
-        logprobs, ids = read_logprobs(choice)
-        kept.append(
-            {
-                "text": text,
-                "thoughts": thoughts,
-                "ids": ids,
-                "logprobs": logprobs,
-                "finish": choice.get("finish_reason"),
-            }
-        )
-    return kept
-
-
-def read_logprobs(choice: Mapping[str, Any]) -> tuple[list[float] | None, list[int] | None]:
-    """(log probabilities, ids) of a choice's sampled tokens, None where they are missing or not numbers."""
-    found = choice.get("logprobs") or {}
-    ids = choice.get("token_ids")
-    if "content" in found:
-        values = [entry.get("logprob") for entry in found["content"] or []]
-    else:
-        values = list(found.get("token_logprobs") or [])
-    good = values and all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
-    ids = ids if isinstance(ids, list) and all(isinstance(i, int) for i in ids) else None
-    return ([float(v) for v in values] if good else None), ids
-
-
-def _sample(answer: Mapping[str, Any]) -> Sample:
-    ids, logprobs = answer["ids"], answer["logprobs"]
-    return Sample(
-        answer["text"],
-        answer["thoughts"],
-        None if ids is None else tuple(ids),
-        None if logprobs is None else tuple(logprobs),
-        answer["finish"],
-    )
-
-
-def _usage(data: Mapping[str, Any], expected: Usage) -> Usage:
-    """What a call took, in the words of OpenAI, SGLang (`meta_info`) or llama-server; estimated if none is said."""
-    parts = [item.get("meta_info") for item in data.get("items", [data]) if isinstance(item, dict)]
-    said = data.get("usage")
-    if isinstance(said, dict):
-        details = said.get("prompt_tokens_details") or {}
-        counts = [(said.get("prompt_tokens"), details.get("cached_tokens"), said.get("completion_tokens"))]
-    elif parts and all(isinstance(part, dict) for part in parts):
-        counts = [(p.get("prompt_tokens"), p.get("cached_tokens"), p.get("completion_tokens")) for p in parts if p]
-    else:
-        counts = [(data.get("tokens_evaluated"), data.get("tokens_cached"), data.get("tokens_predicted"))]
-    if not all(isinstance(prompt, int) for prompt, _, _ in counts):
-        return replace(expected, calls=1, untold=1)
-    prompt, cached, completion = (sum(int(count[k] or 0) for count in counts) for k in range(3))
-    return Usage(1, prompt, min(cached, prompt), completion)
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or a date), None if there is none to read."""
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None

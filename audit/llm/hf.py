@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from audit.llm.client import Prompt, Sample, Sampling
+from audit.llm.answers import Sample
+from audit.llm.client import Prompt, Sampling
 from audit.llm.journal import Journal, Purpose, Usage
 from audit.llm.scoring import Ids
 from audit.records import draws

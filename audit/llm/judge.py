@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, Protocol
 
-from audit.llm.client import Prompt, Sample, Sampling
+from audit.llm.answers import Sample
+from audit.llm.client import Prompt, Sampling
 from audit.llm.journal import Purpose
 from envs.core import InputError
 

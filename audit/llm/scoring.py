@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, Protocol
 
-from audit.llm.client import BadAnswer, Call, Client, Prompt, Sample, Sampling
+from audit.llm.answers import BadAnswer, Sample
+from audit.llm.client import Call, Client, Prompt, Sampling
 from audit.llm.journal import PolicyUnavailable, Purpose, Usage
 from envs.core import InputError
 

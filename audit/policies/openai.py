@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from audit.llm.client import Client, Limits, Prompt, Sample, Sampling
+from audit.llm.answers import Sample
+from audit.llm.client import Client, Limits, Prompt, Sampling
 from audit.llm.journal import Caps, Journal, Prices, Purpose, Usage, current_purpose
 from audit.llm.parse import PARSER, parse_command
 from audit.llm.prompts import Parts, Template

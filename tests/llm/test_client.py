@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from audit.llm.client import Client, Limits, Sample, Sampling
+from audit.llm.answers import Sample
+from audit.llm.client import Client, Limits, Sampling
 from audit.llm.journal import CapReached, Caps, Journal, PolicyUnavailable, Prices, Usage, spending
 from envs import InputError
 from tests.llm.loopback import FakeModel, Faults, Loopback

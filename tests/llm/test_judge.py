@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from audit.llm.client import Client, Limits, Sample
+from audit.llm.answers import Sample
+from audit.llm.client import Client, Limits
 from audit.llm.journal import Journal
 from audit.llm.judge import A_OR_B, FIVE_POINTS, THREE_POINTS, Judge, Scale, read_rating
 from audit.llm.scoring import ServerBackend
