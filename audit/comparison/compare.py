@@ -25,7 +25,7 @@ from audit.comparison.controls import IMPORTANCE, ORACLE, PERMUTED, controls
 from audit.comparison.frames import Joined, check_frames, effects_of, join, oriented
 from audit.comparison.measures import MEASURES, SHARES, Found, Measured, measure
 from audit.comparison.pivotal import at_budgets
-from audit.comparison.resample import Span, above, cluster_counts, enough, equivalence, holm, span
+from audit.comparison.resample import ROUNDING, Span, above, cluster_counts, enough, equivalence, holm, span
 from audit.plan import Hypothesis
 from audit.results import Run
 from envs.core import InputError
@@ -247,7 +247,7 @@ def _row(signal: str, name: str, found: Found, alpha: float, margin: float) -> d
     if not found.reason and not interval.reason:
         p = min(1.0, 2 * max(above(found.draws, found.clusters, found.chance), by_shuffle))
         tost = equivalence(found.excess, found.clusters, 0.0, width)
-        if p <= alpha and interval.low > found.chance:
+        if p <= alpha and interval.low > found.chance + ROUNDING:
             verdict = "better"
             note = "but within the margin of chance" if tost <= alpha else ""
         elif tost <= alpha:

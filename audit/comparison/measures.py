@@ -125,7 +125,8 @@ def _ranked(
             out.found[signal, name] = _undefined(counts, shuffles, LEAVES_NOTHING)
             continue
         draws = median_draws(values[:, i], joined.home, counts)
-        centre = float(np.median(chance[:, i]))
+        # Chance is 0 but for skewed ties; the noise of the shuffles must not put it below an interval that ends at 0.
+        centre = max(0.0, float(np.median(chance[:, i])))
         estimate = float(np.median(values[usable, i]))
         out.found[signal, name] = Found(
             estimate,

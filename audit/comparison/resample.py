@@ -18,6 +18,7 @@ from scipy import stats
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+ROUNDING = 1e-9  # a correlation of exactly 0 comes out as 1e-17
 LOST = 0.05  # share of resamples without a value above which there is no interval
 
 
@@ -108,7 +109,7 @@ def above(draws: Floats, clusters: int, bound: float) -> float:
     good = draws[~np.isnan(draws)]
     if clusters < 2 or good.size < (1 - LOST) * draws.size or not np.isfinite(bound):
         return float("nan")
-    share = (float((good <= bound).sum()) + 1) / (good.size + 1)
+    share = (float((good <= bound + ROUNDING).sum()) + 1) / (good.size + 1)
     if share >= 1:
         return 1.0
     p = float(stats.t.cdf(stats.norm.ppf(share) / (clusters / (clusters - 1)) ** 0.5, clusters - 1))

@@ -153,6 +153,15 @@ def test_equivalence_needs_reliable_effects() -> None:
     assert row["verdict"] == "inconclusive" and np.isnan(row["corrected_high"]) and "too noisy" in row["uncorrected"]
 
 
+def test_the_noise_of_the_shuffles_never_lowers_chance() -> None:
+    """Else an interval that ends at exactly 0 would lie "above" it."""
+    for seed in range(6):
+        frames = study(World(games=12, per_game=1, strength=0.0), np.random.default_rng(seed))
+        found = compare(*frames, seed=seed, **FAST).frame
+        ranked = found["measure"].isin(["spearman", "spearman_abs", "kendall", "kendall_abs", "pearson"])
+        assert (found.loc[ranked, "chance"] >= 0).all()
+
+
 def test_runs_side_by_side() -> None:
     rng = np.random.default_rng(6)
     strong, weak = (study(World(games=20, strength=s, wander=0.0), rng) for s in (0.8, 0.0))

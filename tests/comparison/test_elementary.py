@@ -182,6 +182,11 @@ def test_p_value_and_interval_say_the_same() -> None:
     assert equivalence(draws, 40, 0.0, 0.9) < 0.001
 
 
+def test_a_draw_that_is_zero_but_for_rounding_is_not_above_zero() -> None:
+    draws = np.where(np.arange(1000) < 300, 1e-17, 0.2)
+    assert above(draws, 40, 0.0) > 0.2
+
+
 def test_few_games_give_no_interval() -> None:
     draws = np.random.default_rng(7).normal(size=1000)
     assert enough(5, 0.95) and not enough(6, 0.95)
