@@ -70,6 +70,7 @@ def run(
 @click.option("--map", "mapping", multiple=True, help="OURS=THEIRS, e.g. arm=treated; may be repeated.")
 @click.option("--feature", multiple=True, help="A column that was known before the coin; may be repeated.")
 @click.option("--cluster", help="Column of trajectories that intervals rest on.")
+@click.option("--scorer", help="Of an Inspect log with several.")
 @click.option("--out", type=_FOLDER, required=True, help="Directory of the trial.")
 def import_(
     file: Path,
@@ -77,13 +78,16 @@ def import_(
     mapping: tuple[str, ...],
     feature: tuple[str, ...],
     cluster: str | None,
+    scorer: str | None,
     out: Path,
 ) -> None:
-    """Check the tables of another harness (CSV or parquet) and keep them as a trial.
+    """Check the tables of another harness (CSV or parquet), or an Inspect log (.eval) with randomised review, and keep
+    them as a trial.
 
     \b
     Columns: trajectory, t, eligible, arm, p (or p_1 .. p_K), outcome; others as --feature.
-    Example:  audit mrt import log.csv --map trajectory=run_id --map arm=treated --feature tool --out trial
+    Examples:  audit mrt import log.csv --map trajectory=run_id --map arm=treated --feature tool --out trial
+               audit mrt import logs/task.eval --out trial
     """
     from audit.mrt.trial import import_trial
 
@@ -93,7 +97,12 @@ def import_(
         if not (ours and sign and theirs):
             raise InputError(f"--map {pair}: expected OURS=THEIRS, for instance arm=treated.")
         columns[ours] = theirs
-    trial = import_trial(file, out, trajectories=trajectories, columns=columns, features=feature, cluster=cluster)
+    if file.suffix == ".eval":
+        from audit.mrt.inspect_approver import import_eval_log
+
+        trial = import_eval_log(file, out, scorer=scorer)
+    else:
+        trial = import_trial(file, out, trajectories=trajectories, columns=columns, features=feature, cluster=cluster)
     click.echo(f"{len(trial.trajectories)} trajectories, {len(trial.decisions)} decisions, in {out}")
 
 
@@ -145,13 +154,15 @@ def estimate(
             table[rank] = [None if value != value else int(value) for value in table[rank].astype(float)]
             table[rank] = table[rank].astype(object)
         click.echo(f"\nimpact by {name}, later coins as in the trial; simultaneous intervals\n{as_text(table)}")
-    gained = reading.gains.to_frame()
-    columns = ["term", "estimate", "se", "low", "high", "p_value", "ess", "consistent"]
-    click.echo(f"\n{reading.gains.what}\n{as_text(gained[columns])}")
+    drawings = {f"impact-{name}": board.effects for name, board in reading.groups.items()}
+    if reading.gains is not None:
+        columns = ["term", "estimate", "se", "low", "high", "p_value", "ess", "consistent"]
+        click.echo(f"\n{reading.gains.what}\n{as_text(reading.gains.to_frame()[columns])}")
+        drawings["gains"] = reading.gains
     for note in reading.notes:
         click.echo(f"note: {note}")
     if plots is not None:
-        _draw(plots, {**{f"impact-{k}": v.effects for k, v in reading.groups.items()}, "gains": reading.gains})
+        _draw(plots, drawings)
 
 
 @mrt.command()

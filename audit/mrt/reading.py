@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from audit.mrt.blip import Blips, blip, eligible_rows
+from audit.mrt.blip import blip, eligible_rows
 from audit.mrt.data import TWO_TARGETS, Floats, MRTData
 from audit.mrt.design import Rule, formula_matrix, rule_values
 from audit.mrt.diagnostics import randomization_check
@@ -56,37 +56,49 @@ def default_policies(data: MRTData) -> dict[str, TextRule]:
 
 
 def default_model(data: MRTData) -> str:
-    """A blip model of what the trial recorded: text features with few levels, by time, yes-or-no features, coins
-    and treatments so far.
+    """A blip model of what the trial recorded: text features with few levels, by time, yes-or-no features, coins and
+    treatments so far.
 
-    Features that do not vary, or whose levels are too rare to carry an effect, are left out; so are, from the last on,
-    those that would need more than one coefficient for every three clusters.
+    Features that do not vary, that follow from the others, or whose levels are too rare to carry an effect are left
+    out; so are those, in the order of the columns, that would need more than one coefficient for every three clusters.
     """
     rows = eligible_rows(data)
     inside = data.frame.loc[data.eligible]
-    groups: list[tuple[str, int]] = []
-    numbers = []
+    groups: list[str] = []
+    numbers: list[str] = []
     for name in data.frame.columns:
         column = inside[name]
+        number = pd.api.types.is_numeric_dtype(column)
         if name in ("t", "p") or name.startswith("p_") or column.nunique() < 2:
             continue
         if name in ("n_past_eligible", "n_past_treated"):
             numbers.append(name)
-        elif column.nunique() <= (2 if pd.api.types.is_numeric_dtype(column) else LEVELS):
-            if pd.crosstab(column, rows.arm).to_numpy().min() < SUPPORT:
-                continue
-            if pd.api.types.is_numeric_dtype(column):
-                numbers.append(name)
-            else:
-                groups.append((f"C({name})", column.nunique() - 1))
-    timed = inside["t"].nunique() > 1
+            continue
+        few = column.nunique() <= (2 if number else LEVELS)
+        if few and pd.crosstab(column, rows.arm).to_numpy().min() >= SUPPORT:
+            (numbers if number else groups).append(name if number else f"C({name})")
     limit = (int(data.cluster_codes().max()) + 1) // COEFFICIENTS
-    while groups and (1 + sum(size for _, size in groups)) * (1 + timed) + len(numbers) > limit:
-        groups.pop()
-    head = " + ".join(name for name, _ in groups)
+    timed = inside["t"].nunique() > 1
+    kept: list[str] = []
+    used: list[str] = []
+    for name in (*groups, *numbers):
+        heads, tails = ([*kept, name], used) if name in groups else (kept, [*used, name])
+        matrix, _ = formula_matrix(_formula(heads, tails, timed), inside)
+        if matrix.shape[1] <= limit and _independent(matrix):
+            kept, used = heads, tails
+    return _formula(kept, used, timed)
+
+
+def _formula(groups: Sequence[str], numbers: Sequence[str], timed: bool) -> str:
+    head = " + ".join(groups)
     if timed:
         head = f"({head}) * t" if groups else "t"
     return "~ " + (" + ".join(part for part in (head, *numbers) if part) or "1")
+
+
+def _independent(s: Floats) -> bool:
+    scaled = s / np.sqrt((s**2).sum(axis=0))
+    return bool(np.linalg.eigvalsh(scaled.T @ scaled)[0] > 1e-6)
 
 
 def model_for(data: MRTData, rule: Rule, model: str) -> tuple[MRTData, str]:
@@ -152,13 +164,14 @@ def gains(
 @dataclass(frozen=True, eq=False)
 class Reading:
     """What a trial shows. headline: label and value. pooled: blips over all decisions by continuation. groups: a
-    leaderboard of impact scores a feature. gains: target policies over never treating. notes: what a reader must know.
+    leaderboard of impact scores a feature. gains: target policies over never treating; None with several treatments,
+    where a rule in text does not say which one (`policy_gain` takes functions). notes: what a reader must know.
     """
 
     headline: tuple[tuple[str, str], ...]
     pooled: pd.DataFrame
     groups: Mapping[str, Leaderboard]
-    gains: Effects
+    gains: Effects | None
     notes: tuple[str, ...]
 
 
@@ -185,20 +198,24 @@ def read(
     for rule in rules.values():
         rule(data.frame.head(0))  # an unknown feature is said before anything is computed
     base = default_model(data) if model is None else model
-    later: list[tuple[str, Effects]] = [("as in the trial", blip(data, "randomized"))]
-    fitted: Blips = blip(data, "none", base)
-    later.append(("no later treatment", fitted.average()))
-    pooled = pd.concat([effect.to_frame(alpha).assign(continuation=name) for name, effect in later], ignore_index=True)[
-        ["continuation", "estimate", "se", "low", "high", "p_value"]
-    ]
+    randomized, fitted = blip(data, "randomized"), blip(data, "none", base)
+    parts = [randomized.to_frame(alpha).assign(continuation="as in the trial", arm=range(1, data.arms + 1))]
+    for arm in range(1, data.arms + 1):
+        average = fitted.average(arm=arm).to_frame(alpha)
+        parts.append(average.assign(continuation="no later treatment", arm=arm))
+    columns = ["continuation", "arm", "estimate", "se", "low", "high", "p_value"]
+    pooled = pd.concat(parts, ignore_index=True)[columns]
     transport = None if used_for is None else used_for.data(cluster)
     boards = {name: impact_scores(data, name, alpha=alpha, used_for=transport) for name in names}
-    gained = gains(data, rules, base, method=method)
+    if data.arms > 1 and policies:
+        raise InputError("policies: a rule in text is for one treatment; use audit.mrt.policy_gain with functions.")
+    gained = gains(data, rules, base, method=method) if data.arms == 1 else None
     notes = tuple(
         dict.fromkeys(
             [
-                *(note for _, effect in later for note in effect.notes),
-                *gained.notes,
+                *randomized.notes,
+                *fitted.notes,
+                *(gained.notes if gained is not None else ()),
                 *(warning for board in boards.values() for warning in board.warnings),
             ]
         )

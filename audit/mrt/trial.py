@@ -304,23 +304,26 @@ def import_trial(
         data = MRTData.from_long(long, features=features, columns=columns, cluster=cluster)
     else:
         data = MRTData(long, read_table(trajectories), features=features, columns=columns, cluster=cluster)
+    return keep(data, out, imported=decisions.name, columns=dict(columns or {}))
+
+
+def keep(data: MRTData, out: Path, **origin: Any) -> Trial:
+    """Write checked tables to `out` as a trial. origin: where they are from, JSON-ready, for the manifest."""
+    content = [
+        [str(value) for value in pd.util.hash_pandas_object(table.astype(str), index=False)]
+        for table in (data.decisions, data.trajectories)
+    ]
     manifest = {
         "kind": KIND,
-        "imported": decisions.name,
-        "columns": dict(columns or {}),
-        "features": list(features),
+        **origin,
+        "features": list(data.features),
         "cluster": data.cluster,
-        "content": content_id(
-            *(
-                [str(value) for value in pd.util.hash_pandas_object(table, index=False)]
-                for table in (data.decisions.astype(str), data.trajectories.astype(str))
-            )
-        ),
+        "content": content_id(*content),
     }
     run = RunDirectory.create(out, manifest, ())
     data.decisions.to_parquet(run.path / DECISIONS, index=False)
     data.trajectories.to_parquet(run.path / TRAJECTORIES, index=False)
-    return Trial(data.decisions, data.trajectories, tuple(features), run.manifest)
+    return Trial(data.decisions, data.trajectories, data.features, run.manifest)
 
 
 def read_table(path: Path) -> pd.DataFrame:

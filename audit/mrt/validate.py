@@ -38,8 +38,9 @@ class Validation:
     """Estimates of trials beside direct Monte Carlo.
 
     blips, gains: a row a repeat and effect: repeat, effect (gains: the policy; blips: continuation, method, group),
-    estimate, se, low, high, direct, direct_se, inside (gains: is the direct figure inside the interval; blips: inside it
-    once the forks' own noise is counted). cost: rollouts by purpose. never: the chance of winning without treatment, by direct Monte Carlo.
+    estimate, se, low, high, direct, direct_se, inside (gains: is the direct figure inside the interval; blips: inside
+    it once the forks' own noise is counted). cost: rollouts by purpose. never: the chance of winning without treatment,
+    by direct Monte Carlo.
     """
 
     gains: pd.DataFrame

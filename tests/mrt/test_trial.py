@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner, Result
 
+from audit.cli.mrt import mrt
 from audit.mrt import MRTData, blip, policy_gain, randomization_check
 from audit.mrt.episodes import Start, opening, play
 from audit.mrt.interventions import Act, Message, Moment, load_intervention
@@ -315,3 +317,60 @@ def test_a_message_never_shares_a_memo_with_the_plain_turn() -> None:
     for state, text in states:
         by_state.setdefault(state, set()).add(text)
     assert len(by_state) > 3 and all(len(texts) == 1 for texts in by_state.values())
+
+
+# The command line -----------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(mrt, list(arguments), catch_exceptions=False)
+
+
+def test_from_run_to_estimate_on_the_command_line(tmp_path: Path) -> None:
+    out, figures = tmp_path / "trial", tmp_path / "figures"
+    done = command(
+        "run", "hasty", "--intervention", "review:expert", "--env", "generated:6:0", "--p", "0.4", "--budget", "15",
+        "--n", "200", "--eligible", "disagrees=1", "--out", str(out),
+    )  # fmt: skip
+    assert done.exit_code == 0 and "200 trajectories" in done.output
+    answer = command(
+        "estimate", str(out), "--by", "action_group", "--policy", "always", "--policy", "early: t<5",
+        "--plots", str(figures),
+    )  # fmt: skip
+    assert answer.exit_code == 0, answer.output
+    for text in (
+        "blip over all decisions",
+        "impact by action_group",
+        "gain over never treating",
+        "early",
+        "note: blip",
+    ):
+        assert text in answer.output
+    assert {file.name for file in figures.iterdir()} == {"impact-action_group.png", "gains.png"}
+    with pytest.raises(InputError, match="no declared feature"):
+        command("estimate", str(out), "--policy", "nothing=1")
+
+
+def test_import_and_estimate_with_several_treatments(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n, times = 200, 3
+    rows = pd.DataFrame({"run": np.repeat(np.arange(n), times), "t": np.tile(np.arange(times), n), "eligible": 1})
+    rows["arm"] = rng.integers(0, 3, len(rows))
+    rows["p_1"] = rows["p_2"] = 1 / 3
+    gain = rows["arm"].map({0: 0.0, 1: 1.0, 2: 0.0})
+    rows["outcome"] = (gain.groupby(rows["run"]).sum() + rng.standard_normal(n))[rows["run"]].to_numpy()
+    rows.to_csv(tmp_path / "log.csv", index=False)
+    made = command("import", str(tmp_path / "log.csv"), "--map", "trajectory=run", "--out", str(tmp_path / "t"))
+    assert made.exit_code == 0 and "200 trajectories, 600 decisions" in made.output
+    answer = command("estimate", str(tmp_path / "t"))
+    assert answer.exit_code == 0, answer.output
+    lines = [line.split() for line in answer.output.splitlines() if line.startswith(("as in the trial", "no later"))]
+    found = {(" ".join(line[:-6]), int(line[-6])): float(line[-5]) for line in lines}
+    assert len(found) == 4
+    for (continuation, arm), estimate in found.items():
+        assert estimate == pytest.approx(1.0 if arm == 1 else 0.0, abs=0.5), continuation
+    assert "gain over" not in answer.output
+    with pytest.raises(InputError, match="for one treatment"):
+        command("estimate", str(tmp_path / "t"), "--policy", "always")
+    with pytest.raises(InputError, match="expected OURS=THEIRS"):
+        command("import", str(tmp_path / "log.csv"), "--map", "trajectory", "--out", str(tmp_path / "u"))

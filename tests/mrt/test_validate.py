@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from audit.cli.mrt import mrt
 from audit.mrt import MRTData, policy_gain
 from audit.mrt.reading import default_model, default_policies, gains, model_for, read
 from audit.mrt.rules import read_rule, read_rules
@@ -133,8 +135,13 @@ def test_default_model_takes_what_can_carry_an_effect(alfworld: Trial) -> None:
     assert "C(action_group)" in model and "* t" in model and "n_past_treated" in model
     assert "disagrees" not in model and "action_type" not in model  # constant; too many levels
     rare = alfworld.decisions.assign(kind=["rare" if i < 3 else "usual" for i in range(len(alfworld.decisions))])
-    thin = MRTData(rare, alfworld.trajectories, features=("kind",))
+    thin = MRTData(rare, alfworld.trajectories, features=("kind",), cluster="trajectory")
     assert "kind" not in default_model(thin)
+    # Where every decision is eligible the coins so far are the time, and nothing may enter twice.
+    all_eligible = simulate(Wanderer(Q), Right(), games(CHAIN), 300, DESIGN).data("trajectory")
+    assert "n_past_eligible" not in default_model(all_eligible)
+    few = MRTData(alfworld.decisions, alfworld.trajectories, features=alfworld.features, cluster="task")
+    assert default_model(few) == "~ t"  # six games carry two coefficients
 
 
 def test_default_policies_are_those_the_trial_knows(alfworld: Trial) -> None:
@@ -186,3 +193,24 @@ def test_bad_settings(settings: dict[str, object], says: str) -> None:
 def test_nothing_eligible_is_said() -> None:
     with pytest.raises(InputError, match="eligible"):
         validate(Wanderer(Q), Right(), CHAIN, Design(budget=3, eligible="t>=3"), n=20, policies=("always",), by=())
+
+
+def test_validate_on_the_command_line() -> None:
+    answer = CliRunner().invoke(
+        mrt,
+        [
+            "validate", "hasty", "--intervention", "review:expert", "--eligible", "disagrees=1", "--env",
+            "generated:6:0", "--p", "0.4", "--budget", "12", "--n", "150", "--direct", "30", "--forked", "6",
+            "--rollouts", "1", "--target", "always", "--target", "early: t<4", "--model", "~ t + n_past_treated",
+        ],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert answer.exit_code == 0, answer.output
+    for text in (
+        "gains over never treating",
+        "always",
+        "inside the 95 % interval",
+        "blips: trial beside forks",
+        "cost",
+    ):
+        assert text in answer.output
