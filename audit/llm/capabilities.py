@@ -89,11 +89,13 @@ class Capabilities:
         return {"model": self.model, "kind": self.kind, "capabilities": table, "self_test": tested}
 
 
-async def capabilities(url: str, model: str, *, key_env: str | None = None, timeout: float = 60.0) -> Capabilities:
+async def capabilities(
+    url: str, model: str, *, key_env: str | None = None, answers_as: str | None = None, timeout: float = 60.0
+) -> Capabilities:
     """Ask a server about a dozen small questions. url: ending in /v1. Raises PolicyUnavailable if it is not there
     or does not have the model, InputError for a bad address."""
     limits = Limits(concurrency=1, timeout=timeout, retries=1, longest_wait=2.0)
-    probe = _Probe(Client(url, model, key_env=key_env, limits=limits, journal=Journal()))
+    probe = _Probe(Client(url, model, key_env=key_env, answers_as=answers_as, limits=limits, journal=Journal()))
     return await probe.examine()
 
 

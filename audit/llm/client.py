@@ -117,7 +117,7 @@ class Client:
         self.base_url, self.model, self.limits = base_url.rstrip("/"), model, limits or Limits()
         self.caps, self.prices, self.journal = caps or Caps(), prices or Prices(), journal or Journal()
         self.root = re.sub(r"/v1$", "", self.base_url)
-        self._key_env, self._answers_as = key_env, answers_as or model
+        self.key_env, self.answers_as = key_env, answers_as or model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: openai.AsyncOpenAI | None = None
         self._slots: asyncio.Semaphore | None = None
@@ -338,7 +338,7 @@ class Client:
     def check_model(self, data: Mapping[str, Any]) -> None:
         """Raise PolicyUnavailable if an answer is another model's."""
         said = data.get("model")
-        if isinstance(said, str) and said not in ("", self._answers_as) and not said.startswith(self._answers_as + "-"):
+        if isinstance(said, str) and said not in ("", self.answers_as) and not said.startswith(self.answers_as + "-"):
             raise PolicyUnavailable(
                 f"The server answered as model {said!r}, asked was {self.model!r}; name the right one, or set "
                 f"answers_as = {said!r} if it is the same."
@@ -346,7 +346,7 @@ class Client:
 
     def _clean(self, said: str) -> str:
         """What a server said, without anything like a key, short."""
-        key = os.environ.get(self._key_env) if self._key_env else None
+        key = os.environ.get(self.key_env) if self.key_env else None
         if key:
             said = said.replace(key, "(key)")
         return re.sub(r"\b(?:(?:sk|key)[-_]|Bearer )[\w*.-]{6,}", "(key)", said)[:300]
@@ -357,7 +357,7 @@ class Client:
 
         loop = asyncio.get_running_loop()
         if self._server is None or self._slots is None or self._loop is not loop:
-            key = os.environ.get(self._key_env, "") if self._key_env else "none"
+            key = os.environ.get(self.key_env, "") if self.key_env else "none"
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
             http = openai.DefaultAsyncHttpxClient(timeout=self.limits.timeout + 5)
             self._server = openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, http_client=http)

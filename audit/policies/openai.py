@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from audit.llm.answers import Sample
+from audit.llm.capabilities import Capabilities, capabilities
 from audit.llm.client import Client, Limits, Prompt, Sampling
 from audit.llm.journal import Caps, Journal, Prices, Purpose, Usage, current_purpose
 from audit.llm.parse import PARSER, parse_command
@@ -48,7 +49,7 @@ else:
 
 FORMAT = "credit-audit llm policy 1"
 MEMO_LIMIT = 60_000
-SLICE = 512
+SLICE = 128
 
 T = TypeVar("T")
 
@@ -239,6 +240,18 @@ class LLMPolicy:
             return self.backend.client.journal
         ledger: Journal = getattr(self.backend, "ledger")  # noqa: B009 - not part of the protocol
         return ledger
+
+    async def examine(self) -> Capabilities | None:
+        """Ask the server what it can do and store that in the journal; None for a local model, which can do all.
+
+        Raises PolicyUnavailable where it is not there or has another model.
+        """
+        if not isinstance(self.backend, ServerBackend):
+            return None
+        client = self.backend.client
+        found = await capabilities(client.base_url, client.model, key_env=client.key_env, answers_as=client.answers_as)
+        client.journal.note("capabilities", found.to_json())
+        return found
 
     # The protocol
 

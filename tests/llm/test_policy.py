@@ -319,3 +319,11 @@ def test_a_cap_stops_a_replay_and_a_higher_one_goes_on(opened: Open, world: Envi
         assert server.requests <= 20
         replay(opened(server, caps={"calls": 2000}), world)
         assert max(server.answered.values()) == 1
+
+
+def test_what_the_server_can_do_is_stored(opened: Open) -> None:
+    with Loopback(FakeModel()) as server:
+        policy = opened(server)
+        found = run(policy.examine())
+        assert found is not None and found.has("scores of given text")
+        assert opened(server).ledger.fact("capabilities") == found.to_json()
