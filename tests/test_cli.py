@@ -46,6 +46,12 @@ def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
         (["plan", "new", "x.toml", "--preset", "none"], "no such preset"),
         (["import", "none.jsonl", "--env", "generated:1:0", "--out", "x"], "none.jsonl"),
         (["train", "--out", "x.pkl"], "saved as .json"),
+        (["score", "nowhere"], "holds no run"),
+        (["compare", "nowhere"], "holds no run"),
+        (["export", "nowhere", "--benchmark", "x.jsonl.gz"], "holds no run"),
+        (["league", "none.jsonl.gz", "none.csv"], "none.jsonl.gz"),
+        (["doctor", "--server", "http://127.0.0.1:9/v1"], "--model"),
+        (["doctor", "--server", "http://127.0.0.1:9/v1", "--model", "m"], "127.0.0.1:9"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
@@ -144,3 +150,35 @@ def test_a_surrogate_policy_is_marked_in_every_output(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "!! surrogate policy" in done.output
     assert "!! surrogate policy" in audit("show", str(run)).output
+
+
+def test_from_a_run_to_a_league_of_signals(tmp_path: Path) -> None:
+    """Score, compare, export, league: a new signal is ten lines in a user's file, and nothing is replayed."""
+    plan, run = tmp_path / "tiny.toml", tmp_path / "run"
+    plan.write_text("[rollouts]\nrounds = [8]\nadaptive = false\n[collection]\ntrajectories = 6\n")
+    assert audit("replay", "hasty", "--env", "generated:6:0", "--plan", str(plan), "--out", str(run)).exit_code == 0
+    mine = tmp_path / "my.py"
+    mine.write_text(
+        "class Novelty:\n"
+        "    name = 'novelty'\n"
+        "    view = 'prefix'\n"
+        "    def score(self, points):\n"
+        "        return [1.0 / (1 + point.commands.count(point.action)) for point in points]\n"
+    )
+    scored = audit("score", str(run), "confidence", "baseline.step", "--signal", f"{mine}:Novelty")
+    assert scored.exit_code == 0, scored.stderr
+    assert "novelty" in scored.stdout and "confidence.logp" in scored.stdout
+    compared = audit("compare", str(run), "--csv", str(tmp_path / "all.csv"))
+    assert compared.exit_code == 0, compared.stderr
+    for signal in ("control.oracle", "control.permuted", "novelty"):
+        assert signal in compared.stdout
+    assert (tmp_path / "all.csv").read_text().count("novelty") > 3
+    benchmark = tmp_path / "bench.jsonl.gz"
+    assert audit("export", str(run), "--benchmark", str(benchmark)).exit_code == 0
+    from audit.results import load
+
+    signals = tmp_path / "mine.csv"
+    load(run).effects[["point", "step"]].rename(columns={"step": "late"}).to_csv(signals, index=False)
+    ranked = audit("league", str(benchmark), str(signals), "--split", "all")
+    assert ranked.exit_code == 0, ranked.stderr
+    assert "late" in ranked.stdout

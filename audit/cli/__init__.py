@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from audit.cli import policies, study, worlds
+from audit.cli import mrt, policies, signals, study, training, worlds
 from envs.core import InputError
 
 
@@ -23,6 +23,13 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except InputError as error:
             click.echo(f"audit: {error}", err=True)
+            ctx.exit(2)
+        except RuntimeError as error:
+            from audit.llm.journal import PolicyUnavailable
+
+            if not isinstance(error, PolicyUnavailable):
+                raise
+            click.echo(f"audit: {error} Nothing is lost: repeat the command to go on.", err=True)
             ctx.exit(2)
 
 
@@ -41,5 +48,6 @@ def main() -> None:
         )
 
 
-for command in (*worlds.COMMANDS, *policies.COMMANDS, *study.COMMANDS):
-    main.add_command(command)
+for family in (worlds, policies, study, signals, training, mrt):
+    for command in family.COMMANDS:
+        main.add_command(command)

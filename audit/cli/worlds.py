@@ -7,14 +7,24 @@ from pathlib import Path
 
 import click
 
+from envs.core import InputError
+
 
 @click.command()
-def doctor() -> None:
-    """Say what is installed, which data is found where, and play one game as a self-check.
+@click.option("--server", help="Address of an OpenAI-compatible server, ending in /v1.")
+@click.option("--model", help="The model to ask it for.")
+@click.option("--key-env", help="Environment variable that holds the server's key.")
+def doctor(server: str | None, model: str | None, key_env: str | None) -> None:
+    """Say what is installed, which data is found where, and play one game as a self-check; or, with --server, what a
+    language-model server can do and what an audit can do with it.
 
     \b
-    Example:  audit doctor
+    Examples:  audit doctor
+               audit doctor --server http://127.0.0.1:8000/v1 --model MODEL
     """
+    if server is not None:
+        _examine_server(server, model, key_env)
+        return
     from audit import doctor as checks
 
     findings = checks.examine()
@@ -22,6 +32,20 @@ def doctor() -> None:
         click.echo(f"{finding.mark:<5} {finding.subject:<24} {finding.detail}")
     if any(finding.mark == "FAIL" for finding in findings):
         sys.exit(1)
+
+
+def _examine_server(server: str, model: str | None, key_env: str | None) -> None:
+    import asyncio
+
+    from audit.llm.capabilities import capabilities
+
+    if model is None:
+        raise InputError("--server needs --model, the name of the model to ask it for.")
+    found = asyncio.run(capabilities(server, model, key_env=key_env))
+    for name, value in found.lines():
+        click.echo(f"{name:<28} {value}")
+    for sentence in found.consequences():
+        click.echo(f"- {sentence}")
 
 
 @click.group()

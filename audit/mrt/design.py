@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import patsy  # type: ignore[import-untyped]
+import patsy
 
 from audit.mrt.data import Bools, Floats, MRTData
 from envs.core import InputError

@@ -141,7 +141,12 @@ def load_policy(spec: str) -> Policy:
         from audit.policies.linear import LinearPolicy
 
         return LinearPolicy.load(shipped_path(spec) if spec in SHIPPED else spec)
+    if spec.endswith(".toml"):
+        from audit.policies.openai import LLMPolicy
+
+        return LLMPolicy.load(spec)
     raise InputError(
         f"{spec}: no such policy; expected one of {', '.join(SHIPPED)}, random, expert[:epsilon], scripted:FILE, "
-        f"or the .json file of a saved policy (audit train makes one)."
+        f"the .json file of a "
+        f"saved policy (audit train makes one), or the .toml file of a language model."
     )
