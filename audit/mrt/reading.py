@@ -147,12 +147,19 @@ def gains(
     if not policies:
         raise InputError("gains: no policy given; name at least one, such as always.")
     base = default_model(data) if model is None else model
-    parts: list[Gains] = []
+    plain: dict[str, Rule] = {}
+    richer: dict[str, tuple[MRTData, str]] = {}
     for name, rule in policies.items():
         trial, formula = model_for(data, rule, base) if method in ("snmm", "occupancy") else (data, base)
-        parts.append(policy_gain(trial, {name: rule}, formula, method=method, **options))
-    together = stack(parts)
-    weak = [name for name, part in zip(policies, parts, strict=True) if part.overlaps[name].ess < LOW_ESS]
+        if trial is data:
+            plain[name] = rule
+        else:
+            richer[name] = trial, formula
+    parts: list[Gains] = [policy_gain(data, plain, base, method=method, **options)] if plain else []
+    for name, (trial, formula) in richer.items():
+        parts.append(policy_gain(trial, {name: policies[name]}, formula, method=method, **options))
+    together = stack(parts).select(list(policies))
+    weak = [name for name in policies if any(name in p.overlaps and p.overlaps[name].ess < LOW_ESS for p in parts)]
     notes = tuple(note for note in together.notes if not note.startswith(("effective sample size", "blip model:")))
     if method in ("snmm", "occupancy"):
         notes += (f"blip model: {base}, and each policy's own probability where the model does not span it",)

@@ -64,6 +64,15 @@ def test_coins_fall_as_logged(trial: Trial) -> None:
     assert not {"command", "changed", "proposal", "delivered"} & set(trial.features)
 
 
+def test_coins_are_fair_over_many_trials() -> None:
+    """The shares of treatment of 30 trials scatter about p as independent coins would: z of mean 0 and spread 1."""
+    scores = []
+    for seed in range(30):
+        rows = simulate(Wanderer(), Right(), chain(), 60, Design(p=0.3, budget=BUDGET, seed=seed)).decisions
+        scores.append((rows["arm"].mean() - 0.3) / np.sqrt(0.21 / len(rows)))
+    assert abs(np.mean(scores)) < 3 / np.sqrt(30) and 0.6 < np.std(scores) < 1.5, scores
+
+
 def test_values_of_policies_against_exact_truth(trial: Trial) -> None:
     """Direct rollouts of target policies and the trial's own mean have the exact chances of winning."""
     env = make(CHAIN)
