@@ -155,9 +155,12 @@ class Contrasts:
         """One paragraph: what was compared, on what, and for what it holds."""
         f = self.frame.iloc[0]
         runs = self.outcomes.groupby("dose", sort=False)["arm"].nunique()
+        most = int(self.frame["left_out"].max())
+        lost = f" (up to {most} left out for want of an outcome)" if most else ""
         return (
             f"{', '.join(f'{n} arms {dose}' for dose, n in runs.items())}: {f['seeds']} training seeds, "
-            f"{f['tasks']} held-out tasks, {f['draws']} draws a task. Holds for {self.given}, other seeds and tasks.\n"
+            f"{f['tasks']} held-out tasks{lost}, {f['draws']} draws a task. Holds for {self.given}, "
+            f"other seeds and tasks.\n"
             f"Intervals at {100 * (1 - self.alpha):g} %; Holm over confirmatory rows; equivalent: inside "
             f"+-{self.sesoi:g} at {100 * (1 - 2 * self.alpha):g} %; mde: found with power {self.power:g} before Holm."
         )
@@ -225,10 +228,10 @@ def contrast(
         ledger, controls, given = source.ledger, dict(source.controls), source.given
     else:
         outcomes, given = source, "the training data that were used"
-        controls = {name: name[7:] for name in outcomes["arm"].astype(str) if name.startswith("random:")}
     outcomes = checked(outcomes)
     tables = {str(dose): _table(part) for dose, part in outcomes.groupby("dose", sort=False)}
     arms = list(dict.fromkeys(outcomes["arm"]))
+    controls = controls or {name: name[7:] for name in arms if name.startswith("random:") and name[7:] in arms}
     confirmatory = list(pairs) if pairs is not None else [(arm, control) for control, arm in controls.items()]
     for pair in confirmatory:
         for arm in pair:

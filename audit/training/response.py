@@ -54,6 +54,8 @@ class DoseResponse:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Scatter, arms as colours, matched filled and others open; random controls are squares."""
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -71,6 +73,9 @@ class DoseResponse:
         ax.plot([], [], "s", color="#777777", label="random control")
         ax.plot([], [], "o", color="#777777", markerfacecolor="white", label=f"not {first}")
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(lambda level, place: f"{level:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel({"effective": "effective sample size", "steps": "optimiser steps"}.get(self.by, self.by))
         ax.set_ylabel("success on held-out tasks")
         ax.legend(frameon=False, fontsize="x-small")

@@ -174,3 +174,13 @@ def test_order_is_common_to_arms() -> None:
     mine = np.concatenate(_batches(few, 100, 4, 8, 5, whole=False))
     whole = np.concatenate(_batches(all_, 100, 4, 25, 5, whole=False))
     assert mine.tolist() == [i for i in whole.tolist() if i % 3 == 0][: mine.size]
+
+
+def test_tokens_are_counted_where_somebody_counts_them() -> None:
+    world = examples(9, games=10)
+    counted = world.counted(np.full(len(world), 7))
+    ledger = match(arms(counted, RULES[:3]), Recipe(batch=4), seeds=1).to_frame().set_index("arm")
+    assert np.isnan(ledger.loc["untrained", "tokens"])
+    assert (ledger.loc[["all steps", "top"], "tokens"] == 7 * ledger.loc[["all steps", "top"], "shown"]).all()
+    with pytest.raises(InputError, match="3 entries of tokens"):
+        world.counted([1, 2, 3])
