@@ -17,7 +17,7 @@ from audit.plan import PRESETS, Collection, PlanFile, Rollouts
 from audit.policies.linear import LinearPolicy
 from audit.results import Run
 from audit.study import replay_study
-from audit.training import Recipe, arms, contrast, examples_of_run, export, match, play, train, unmatched
+from audit.training import Recipe, Rule, arms, contrast, examples_of_run, export, match, play, train, unmatched
 from audit.training.study import ArmsPlan, ArmsPlanFile, arms_study, load_arms_plan, lock_arms_plan
 from envs.core import InputError
 
@@ -160,3 +160,30 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
         "arms.csv", "ledger.csv", "contrasts.csv", "outcomes.csv", "forest.png", "dose.png",
     }  # fmt: skip
     assert audit.load(run.directory.path).effects.equals(run.effects)
+
+
+def test_arms_of_a_policy_that_is_not_linear_are_trained_elsewhere(run: Run, tmp_path: Path) -> None:
+    from audit.results import read_run_trajectories
+    from audit.training import examples_of
+
+    examples = examples_of(read_run_trajectories(run.directory), env=TRAIN, policy=None)
+    doses = match(arms(examples), seeds=1)
+    assert export(doses, tmp_path)["file"].notna().sum() == len(doses.runs) - 1
+    with pytest.raises(InputError, match="no linear policy to start from"):
+        train(doses)
+
+
+def test_what_cannot_be_learned_from_is_unusable_with_a_reason(run: Run) -> None:
+    from audit.results import read_run_trajectories
+    from audit.training import examples_of
+
+    first = read_run_trajectories(run.directory)[0]
+    odd = replace(first, commands=(*first.commands[:-1], "fly"))
+    seen = replace(first, observations=(*first.observations[:2], "another world", *first.observations[3:]))
+    policy = examples_of_run(run).start
+    for trajectory, lost, why in ((odd, 1, "not among"), (seen, len(first.commands) - 2, "did not reproduce")):
+        examples = examples_of([trajectory], env=TRAIN, policy=policy)
+        reasons = [reason for reason in examples.unusable or () if reason and why in reason]
+        assert len(reasons) == lost
+        row = arms(examples, [Rule("all steps")]).to_frame().iloc[0]
+        assert row["unusable"] == (~examples.usable()).sum() and row["kept"] + row["unusable"] == len(examples)
