@@ -9,6 +9,7 @@ Everything here is about these very games, so intervals of the trial rest on tra
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from audit.policies import Policy, load_policy
 from envs import Game, InputError, games
 
 BATCH = 256
+NEVER = "never treating"
 CONTINUATIONS = {"as in the trial": "randomized", "no later treatment": "none"}
 Progress = Callable[[str, int, int], None]
 
@@ -59,7 +61,8 @@ class Validation:
 
     @property
     def share(self) -> float:
-        """Share of direct gains inside the interval, over policies and repeats."""
+        """Share of direct gains inside the interval, over policies and repeats; the noise of the direct gain counts
+        against the trial."""
         return float(self.gains["inside"].mean())
 
 
@@ -127,19 +130,29 @@ class Direct:
 def direct_values(
     bench: _Bench, rules: Mapping[str, Rule], n: int, progress: Progress = lambda stage, done, total: None
 ) -> dict[str, Direct]:
-    """Mean outcome of each target policy over n rollouts of its own (games in turn, random streams of its own)."""
+    """Mean outcome of never treating and of each target policy, by rollouts of its own (games in turn).
+
+    Each policy gets n rollouts, never treating `_never_rollouts`: its error is shared by all gains.
+    """
     found = {}
-    for number, (name, rule) in enumerate(rules.items()):
-        episodes = [episode for starts in bench.openings(n, "direct", name) for episode in bench.play(starts, rule)]
+    asked: dict[str, Rule] = {NEVER: 0.0, **rules}
+    for number, (name, rule) in enumerate(asked.items()):
+        size = _never_rollouts(n, len(rules)) if name == NEVER else n
+        episodes = [episode for starts in bench.openings(size, "direct", name) for episode in bench.play(starts, rule)]
         won = np.array([episode.won for episode in episodes if episode.status != "error"], dtype=float)
         if len(won) < 2:
             raise InputError(
                 f"validate: policy {name!r} has {len(won)} rollouts with an outcome; at least 2 are needed."
             )
         variance = float(won.var(ddof=1))
-        found[name] = Direct(float(won.mean()), float(np.sqrt(variance / len(won))), variance, n - len(won))
-        progress("direct gains", number + 1, len(rules))
+        found[name] = Direct(float(won.mean()), float(np.sqrt(variance / len(won))), variance, size - len(won))
+        progress("direct gains", number + 1, len(asked))
     return found
+
+
+def _never_rollouts(n: int, policies: int) -> int:
+    """Dunnett's allocation: an arm that m others are held against is worth sqrt(m) of them."""
+    return math.ceil(n * math.sqrt(policies))
 
 
 def direct_blips(
@@ -228,7 +241,8 @@ def validate(
     policies: target policies as text (default: those of `reading.POLICIES` that the trial can carry). by: features
     whose levels get a blip each. model: the blip model of g-estimation (default `reading.default_model` of the first
     trial, so that all repeats estimate the same). repeats: independent trials. direct: rollouts of each target policy
-    and of never treating. forked: trajectories whose every eligible decision is forked; rollouts: of each arm there.
+    (never treating, shared by all gains, gets the square root of their number times as many). forked: trajectories
+    whose every eligible decision is forked; rollouts: of each arm there.
     Raises InputError for settings that the world cannot carry.
     """
     if min(n, repeats, rollouts) < 1 or min(direct, forked) < 2:
@@ -248,7 +262,7 @@ def validate(
     for rule in rules.values():
         rule(inside)
     base = default_model(first) if model is None else model
-    values = direct_values(bench, {"never": read_rule("never"), **rules}, direct, progress)
+    values = direct_values(bench, rules, direct, progress)
     forks, forked_rollouts = direct_blips(bench, forked, rollouts, by, progress)
     gain_rows, blip_rows = [], []
     for repeat in range(repeats):
@@ -263,9 +277,7 @@ def validate(
                 blip_rows.append(_blip_rows(fitted.average(group), "snmm", name, forks).assign(repeat=repeat))
         progress("trials", repeat + 1, repeats)
     gained, blips = pd.concat(gain_rows, ignore_index=True), pd.concat(blip_rows, ignore_index=True)
-    return Validation(
-        gained, blips, _cost(gained, values, rules, n, direct, forked_rollouts), values["never"].mean, base
-    )
+    return Validation(gained, blips, _cost(gained, values, rules, n, direct, forked_rollouts), values[NEVER].mean, base)
 
 
 def _trial(bench: _Bench, n: int, repeat: int) -> Any:
@@ -276,7 +288,7 @@ def _trial(bench: _Bench, n: int, repeat: int) -> Any:
 
 def _gain_rows(effects: Effects, values: Mapping[str, Direct]) -> pd.DataFrame:
     table = effects.to_frame()[["term", "estimate", "se", "low", "high", "ess"]].rename(columns={"term": "policy"})
-    never = values["never"]
+    never = values[NEVER]
     table["direct"] = [values[name].mean - never.mean for name in table["policy"]]
     table["direct_se"] = [float(np.hypot(values[name].se, never.se)) for name in table["policy"]]
     table["inside"] = (table["low"] <= table["direct"]) & (table["direct"] <= table["high"])
@@ -303,19 +315,21 @@ def _cost(
 ) -> pd.DataFrame:
     """Rollouts by purpose; what direct Monte Carlo would have needed for the precision of the trial's gains.
 
-    Equal precision: the arm of never treating is shared and as large as the largest that some policy needs.
+    Equal precision: both arms of each gain as large, the arm of never treating shared and as large as the largest.
     """
     se = gained.groupby("policy", sort=False)["se"].mean()
-    never = values["never"].variance
+    never = values[NEVER].variance
     each = {name: (values[name].variance + never) / se[name] ** 2 for name in rules}
     equal = sum(each.values()) + max(each.values())
     m = len(rules)
+    spent = direct * m + _never_rollouts(direct, m)
     return pd.DataFrame(
         [
-            (f"one trial: gains of {m} policies, all blips", n, n),
-            (f"direct Monte Carlo of {m} policies, as run", direct * (m + 1), direct),
-            (f"direct Monte Carlo of {m} policies, at the trial's precision", round(equal), round(equal / (m + 1))),
-            ("direct blips by forking, as run", forked, forked),
+            (f"one trial: gains of {m} policies, all blips", n, round(n / m)),
+            (f"direct Monte Carlo of {m} policies, as run", spent, round(spent / m)),
+            (f"direct Monte Carlo of {m} policies, at the trial's precision", round(equal), round(equal / m)),
+            ("direct blips by forking, as run", forked, None),
         ],
         columns=["purpose", "rollouts", "rollouts_a_policy"],
-    )
+        dtype=object,  # whole numbers beside a missing one
+    ).astype({"rollouts": int})
