@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from audit.llm.journal import spending
 from audit.policies import History, Policy
 from audit.records import Trajectory, content_id, draws
 from audit.rollouts import Finish, Start, roll
@@ -46,7 +47,9 @@ def collect(
             env = worlds.get(game.id) or worlds.setdefault(game.id, make(game.address))
             seeds = draws(budget, "collect", seed, game.id, number)
             starts.append(Start(env, History(game.id, env.reset()), budget, seeds))
-        for number, finish in zip(numbers, asyncio.run(roll(policy, starts, keep_proposals=True)), strict=True):
+        with spending("collect"):
+            finished = asyncio.run(roll(policy, starts, keep_proposals=True))
+        for number, finish in zip(numbers, finished, strict=True):
             game = games[number % len(games)]
             yield _trajectory(game, finish, identity, budget, {"seed": seed, "draw": number})
         done(numbers.stop)

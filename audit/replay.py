@@ -19,6 +19,7 @@ from typing import Any
 
 from audit.effects import undecided
 from audit.importers import compare_observation
+from audit.llm.journal import spending
 from audit.plan import Plan
 from audit.policies import History, Policy, Proposal
 from audit.records import PointState, Trajectory, content_id, draws
@@ -245,7 +246,9 @@ class Replayer:
                 seeds = self._words(arm, draw)[1:]
                 starts.append(Start(self.env, arm.point.history, arm.point.steps_left, seeds, command))
                 rolled.append((arm, draw, command))
-            for (arm, draw, command), finish in zip(rolled, await roll(self.policy, starts), strict=True):
+            with spending("roll"):
+                finished = await roll(self.policy, starts)
+            for (arm, draw, command), finish in zip(rolled, finished, strict=True):
                 arm.add(draw, command, finish, finish.reason)
         return [
             {
