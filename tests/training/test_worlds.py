@@ -63,7 +63,7 @@ def test_where_content_matters_matched_arms_find_it_with_the_stated_power() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "tasks", "between_seeds"), [(3, 60, 0.0), (3, 60, 0.6), (6, 100, 0.4)])
+@pytest.mark.parametrize(("seeds", "tasks", "between_seeds"), [(2, 60, 0.8), (3, 60, 0.0), (3, 60, 0.8), (6, 100, 0.4)])
 def test_the_interval_covers_over_seeds_and_tasks(seeds: int, tasks: int, between_seeds: float) -> None:
     """Binary outcomes, arms equal on average; seeds and tasks shift their difference at random."""
     from audit.training.contrasts import paired
