@@ -167,6 +167,11 @@ def cost(plan: Plan, policy: str | None = None, env: str | None = None) -> Cost:
     """
     import time
 
+    if policy is not None and policy.endswith(".toml"):
+        raise InputError(
+            f"{policy}: a pilot of a language model costs calls; audit.llm.cost.estimate bounds them from Python, and "
+            f"audit plan cost without --policy gives the plan's own bounds."
+        )
     n, budget, share = plan.collection.trajectories, plan.estimand.budget, plan.points.share
     limit = plan.points.per_trajectory or budget
     arms = 2 if plan.rollouts.design == "draws" else 1 + plan.support.distinct
