@@ -25,7 +25,7 @@ from envs.core import InputError
 
 GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
-SPLITS = {"train": "train", "valid_seen": "valid_seen", "valid_unseen": "valid_unseen"}
+SPLITS = ("train", "valid_seen", "valid_unseen")
 MAX_FILE = 20_000_000
 _MAGIC = b"credit-audit compiled game\n"
 
