@@ -287,9 +287,15 @@ class Run:
             frame, _ = effects(_points(self.directory, self.plan), plan)
         return frame.set_index("point")[["low", "high"]]
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Forest of the effects of defined points, ordered by estimate, coloured by state."""
+    def plot(self, ax: Axes | None = None, most: int | None = None) -> Axes:
+        """Forest of the effects of defined points, ordered by estimate, coloured by state.
+
+        most: draw no more than these, evenly spaced in that order (the legend counts all).
+        """
         frame = self.effects[self.effects["support"] == "defined"].sort_values("estimate", kind="stable")
+        total = frame["state"].value_counts()
+        if most is not None and len(frame) > most:
+            frame = frame.iloc[np.linspace(0, len(frame) - 1, most).round().astype(int)]
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -299,7 +305,8 @@ class Run:
             part = (frame["state"] == state).to_numpy()
             shown = frame[part]
             ax.hlines(place[part], shown["low"], shown["high"], color=colour, linewidth=1)
-            ax.plot(shown["estimate"], place[part], "o", markersize=2.5, color=colour, label=f"{state} ({len(shown)})")
+            label = f"{state} ({total.get(state, 0)})"
+            ax.plot(shown["estimate"], place[part], "o", markersize=2.5, color=colour, label=label)
         ax.axvline(0, color="black", linewidth=0.8)
         ax.set_xlabel(f"effect on {self.plan.estimand.outcome} ({self.plan.estimand.contrast})")
         ax.set_ylabel("decision points")

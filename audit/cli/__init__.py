@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from audit.cli import mrt, policies, signals, study, training, worlds
+from audit.cli import mrt, policies, report, signals, study, training, worlds
 from envs.core import InputError
 
 
@@ -48,6 +48,6 @@ def main() -> None:
         )
 
 
-for family in (worlds, policies, study, signals, training, mrt):
+for family in (worlds, policies, study, signals, training, mrt, report):
     for command in family.COMMANDS:
         main.add_command(command)

@@ -149,6 +149,44 @@ class Comparison:
         ax.legend(frameon=False, fontsize="small")
         return ax
 
+    def points(self, signal: str) -> pd.DataFrame:
+        """What a scatter of a signal shows: point, value of the signal, effect, pivotal; points it has a value for."""
+        self._found(signal, PRIMARY)
+        value = self.joined.values[:, self.joined.names.index(signal)]
+        table = pd.DataFrame({"point": self.joined.points["point"], "value": value, "effect": self.joined.tau})
+        return table.assign(pivotal=self.joined.pivotal)[np.isfinite(value)]
+
+    def plot_points(self, signal: str, ax: Axes | None = None) -> Axes:
+        """Scatter of the effect against a signal, pivotal points filled."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots(figsize=(4, 3.4))
+        frame = self.points(signal)
+        for part, colour, size in ((~frame["pivotal"], "#b0b0b0", 8), (frame["pivotal"], "#b2182b", 14)):
+            ax.scatter(frame.loc[part, "value"], frame.loc[part, "effect"], s=size, color=colour, linewidths=0)
+        ax.axhline(0, color="black", linewidth=0.6)
+        ax.set_xlabel(signal)
+        ax.set_ylabel("effect")
+        return ax
+
+    def plot_budgets(self, signal: str, ax: Axes | None = None) -> Axes:
+        """Precision of a signal among the share of points it ranks highest, beside the band of chance."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots(figsize=(4, 3.4))
+        frame = self.budgets[self.budgets["signal"] == signal]
+        x = frame["budget"]
+        low, high = frame["precision_band_low"], frame["precision_band_high"]
+        ax.fill_between(x, low, high, color="#e0e0e0", label="chance band")
+        ax.plot(x, frame["precision_chance"], "--", color="black", linewidth=0.8, label="chance")
+        ax.plot(x, frame["precision"], "o-", color="#2166ac", markersize=4, label=signal)
+        ax.set_xlabel("share of points chosen")
+        ax.set_ylabel("share pivotal among them")
+        ax.legend(frameon=False, fontsize="small")
+        return ax
+
 
 def compare(
     effects: pd.DataFrame,

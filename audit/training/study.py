@@ -29,6 +29,7 @@ from audit.study import replay_study
 from audit.training.contrasts import Contrasts, contrast
 from audit.training.dose import Across, Doses, Recipe, fold_of, match, unmatched
 from audit.training.examples import examples_of
+from audit.training.outcomes import read_outcomes
 from audit.training.rules import Arm, Arms, Rule, arms, seven
 from audit.training.trainer import Key, Trained, train
 from envs import Game
@@ -46,6 +47,9 @@ ADDED = (
     "trajectories", "examples", "left_out", "dropped", "no_credit", "unusable", "weight", "steps", "shown",
     "rate_integral",
 )  # fmt: skip
+
+
+ABOUT = ("alpha", "sesoi", "power", "given")  # of the contrasts, beside their tables
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -221,7 +225,7 @@ class ArmsStudy:
     marks: tuple[str, ...]
 
     def save(self, folder: Path) -> None:
-        """Write ledger, outcomes and contrasts (CSV), the forest and the dose scatter (PNG)."""
+        """Write ledger, outcomes and contrasts (CSV), what was decided before (JSON), forest and dose scatter (PNG)."""
         from matplotlib.figure import Figure
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,11 +237,37 @@ class ArmsStudy:
         }
         for name, table in tables.items():
             table.to_csv(folder / f"{name}.csv", index=False)
+        result = self.contrasts
+        about = {key: getattr(result, key) for key in ABOUT} | {"marks": list(self.marks)}
+        write_whole(folder / "study.json", json.dumps(about, indent=1) + "\n")
         plots = {"forest": self.contrasts.plot, **({"dose": self.contrasts.dose.plot} if self.contrasts.dose else {})}
         for name, plot in plots.items():
             figure = Figure(figsize=(6.4, 4.4) if name == "forest" else (5.6, 4), layout="constrained")
             plot(figure.subplots())
             figure.savefig(folder / f"{name}.png", dpi=110)
+
+
+def load_arms(folder: Path) -> tuple[Contrasts, tuple[str, ...]]:
+    """(contrasts, marks) of a study that was saved, made again from its outcomes and its ledger.
+
+    Raises InputError where the folder holds none, or one that was saved without its settings.
+    """
+    try:
+        about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        table = pd.read_csv(folder / "contrasts.csv")
+        ledger = pd.read_csv(folder / "ledger.csv")
+        family = table[table["family"] == "confirmatory"]
+        pairs = list(dict.fromkeys(zip(family["arm"].astype(str), family["against"].astype(str), strict=True)))
+        alpha, sesoi, power = (float(about[key]) for key in ABOUT[:3])
+        marks, given = tuple(map(str, about["marks"])), str(about["given"])
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename)).name
+        raise InputError(f"{folder}: holds no study of arms (no {missing}); audit arms --out writes one.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: is damaged ({type(error).__name__}); audit arms --out writes it again.") from None
+    outcomes = read_outcomes(folder / "outcomes.csv")
+    result = contrast(outcomes, pairs=pairs, ledger=ledger, alpha=alpha, sesoi=sesoi, power=power)
+    return replace(result, given=given), marks
 
 
 def arms_study(
