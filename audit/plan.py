@@ -132,14 +132,42 @@ class Collection:
     trajectories: int = setting(50, "how many trajectories are collected", **_between(1, 1_000_000))
 
 
+EQUIVALENCE = "equivalence:"  # prefix of a hypothesis' measure that claims "within the margin"
+LATER = ("than", "share", "margin")  # settings of a hypothesis that older locks do not have
+
+
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A confirmatory hypothesis; the comparison layer tests these with Holm, everything else is exploratory."""
+    """A confirmatory hypothesis; the comparison layer tests these with Holm, everything else is exploratory.
+
+    signal, measure: the claim that this signal is above chance in this measure (`audit.comparison.MEASURES`, or
+    `router`; default: spearman); `equivalence:MEASURE` claims that it is within `margin` of chance. than: another
+    signal, in chance's place. share: of the points that the measure `router` sends to the judge. margin: of
+    equivalence; default: the comparison's. Without a signal the claim is about something else, and stands untested.
+    """
 
     name: str
     claim: str
     signal: str | None = None
     measure: str | None = None
+    than: str | None = None
+    share: float | None = None
+    margin: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"hypothesis {self.name}"
+        if self.signal is None and any(v is not None for v in (self.measure, self.than, self.share, self.margin)):
+            raise InputError(f"{where}: says how a signal is tested, but names none; add its signal.")
+        routed = (self.measure or "").removeprefix(EQUIVALENCE) == "router"
+        if routed != (self.share is not None):
+            raise InputError(f"{where}: the measure router and a share go together; expected both or neither.")
+        if routed and self.than is not None:
+            raise InputError(f"{where}: the router is held against its own share; leave out than.")
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready data. What came later is left out where it is not set, so that older hashes stay."""
+        data = asdict(self)
+        return {key: value for key, value in data.items() if key not in LATER or value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +220,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data; `from_json` is the inverse."""
         data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return data
+        return {**data, "hypotheses": [hypothesis.to_json() for hypothesis in self.hypotheses]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str = "plan") -> Plan:
@@ -266,6 +294,20 @@ def _hypotheses(value: Any, where: str) -> tuple[Hypothesis, ...]:
                 raise _unknown(f"{where}: hypotheses", key, known)
         if not all(isinstance(entry.get(key), str) for key in ("name", "claim")):
             raise InputError(f"{where}: every hypothesis needs a name and a claim.")
+        for key, given in entry.items():
+            if given is None:  # as a lock writes what is not set
+                continue
+            if key in ("share", "margin"):
+                fits = isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given < 1
+            else:
+                fits = isinstance(given, str) and bool(given)
+            if not fits:
+                expected = "a number between 0 and 1" if key in ("share", "margin") else "text"
+                raise InputError(f"{where}: hypothesis {entry['name']}: {key} is {given!r}; expected {expected}.")
+    names = [entry["name"] for entry in value]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{where}: two hypotheses are called {twice}; give each its own name.")
     return tuple(Hypothesis(**entry) for entry in value)
 
 

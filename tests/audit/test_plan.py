@@ -29,6 +29,21 @@ def test_presets_survive_toml(name: str) -> None:
     assert again.hash == plan.hash
 
 
+def test_hypotheses_survive_toml_and_leave_older_hashes_alone() -> None:
+    every = (
+        Hypothesis("H1", "about something else"),
+        Hypothesis("H2", "beats fluency", "implicit.delta", "spearman", than="baseline.fluency"),
+        Hypothesis("H3", "adds nothing", "implicit.m_hind", "equivalence:partial_fluency", margin=0.1),
+        Hypothesis("H4", "recovers more than its share", "confidence.logp", "router", share=0.131),
+    )
+    plan = replace(PRESETS["default"], hypotheses=every)
+    assert Plan.from_json(tomllib.loads(plan.to_toml())) == plan
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    # A lock of before `than`, `share` and `margin`.
+    assert load_plan(str(Path(__file__).parents[2] / "preregistration" / "example.toml")).departed == ()
+    assert set(plan.to_json()["hypotheses"][0]) == {"name", "claim", "signal", "measure"}
+
+
 def test_the_preprints_rule() -> None:
     plan = PRESETS["zhang2026"]
     assert plan.estimand.contrast == "uniform"
@@ -59,6 +74,12 @@ def test_the_preprints_rule() -> None:
         ({"estimand": {"outcome": "efficiency"}}, "adaptive"),
         ({"hypotheses": [{"name": "H1"}]}, "a name and a claim"),
         ({"hypotheses": [{"name": "H1", "claim": "x", "signl": "y"}]}, "did you mean 'signal'"),
+        ({"hypotheses": [{"name": "H1", "claim": "x", "signal": 3}]}, "hypothesis H1: signal is 3; expected text"),
+        ({"hypotheses": [{"name": "H1", "claim": "x", "signal": "s", "margin": 2}]}, "margin is 2; expected a number"),
+        ({"hypotheses": [{"name": "H1", "claim": "x", "margin": 0.1}]}, "names none"),
+        ({"hypotheses": [{"name": "H1", "claim": "x", "signal": "s", "measure": "router"}]}, "share go together"),
+        ({"hypotheses": [{"name": "H1", "claim": "x", "signal": "s", "share": 0.1}]}, "share go together"),
+        ({"hypotheses": [{"name": "H1", "claim": "x"}, {"name": "H1", "claim": "y"}]}, "two hypotheses are called H1"),
     ],
 )
 def test_a_wrong_setting_is_named(data: dict[str, Any], says: str) -> None:
