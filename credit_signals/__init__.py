@@ -31,7 +31,7 @@ Importance = Literal["value", "absolute", "negated"]
 
 ENTRY_POINTS = "credit_audit.signals"
 # What a signal may ask for beyond the text, in `needs`: it is computed only then.
-NEEDS = ("world", "policy", "twin", "belief", "reference", "plan")
+NEEDS = ("world", "policy", "twin", "belief", "reference", "plan", "judge")
 
 
 class SignalError(ValueError):
@@ -61,12 +61,15 @@ class SignalPoint:
     point, trajectory, game, task_type: ids. step: from 0. steps_left: of the budget, this step included.
     commands: given before this step. observations: seen up to now, one more than commands (None where the log kept
     none). action: the canonical command taken. text: what the policy wrote, where that is something else.
-    admissible: commands the game offers here (needs "world"). logprob: log pi(action | history), summed over
-    `tokens` tokens (1 where the policy chooses among whole commands). probabilities: the policy's whole distribution
-    over commands (needs "policy"). logprob_success, logprob_failure: log p(action | history, that outcome) from an
-    outcome-conditioned twin (needs "twin"). belief: probability of success at this moment (needs "belief").
-    logprob_reference: of another policy (needs "reference"). plan_before, plan_after: steps of a shortest plan to
-    the goal before and after the action, from the world's state (needs "plan"; an oracle's knowledge).
+    admissible: commands the game offers here (needs "world"). logprob: log pi(action | history), summed over `tokens`
+    tokens: those of the command and of the end that a language model writes after it, or 1 where the policy chooses
+    among whole commands (its distribution is over them, however it came about). merged: tokens would span the boundary
+    of prompt and command, so another tokenisation exists; None where there are none. noise: by how much such a log
+    probability differs when it is computed again (nats; None: exact or not known). probabilities: the policy's whole
+    distribution over commands (needs "policy"). logprob_success, logprob_failure: log p(action | history, that
+    outcome) from an outcome-conditioned twin (needs "twin"). belief: probability of success at this moment (needs
+    "belief"). logprob_reference: of another policy (needs "reference"). plan_before, plan_after: steps of a shortest
+    plan to the goal before and after the action, from the world's state (needs "plan"; an oracle's knowledge).
     hindsight: the finished trajectory; None for a signal whose view is "prefix".
     why: field name -> why it is None.
     """
@@ -84,6 +87,8 @@ class SignalPoint:
     admissible: tuple[str, ...] | None = None
     logprob: float | None = None
     tokens: int | None = None
+    merged: bool | None = None
+    noise: float | None = None
     probabilities: Mapping[str, float] | None = None
     logprob_success: float | None = None
     logprob_failure: float | None = None
@@ -108,7 +113,9 @@ class CreditSignal(Protocol):
     name: column name. view: "prefix" (what was known when acting) or "hindsight" (the finished trajectory too).
     Optional attributes: `needs` (some of NEEDS); `importance`: how a value reads as "this step mattered" where only
     size counts: "value" (default: the higher, the more), "absolute" (for signed credit) or "negated" (for
-    confidence: unsure steps matter); `flags(points)`: a yes/no or None for each value (stored beside it).
+    confidence: unsure steps matter); `flags(points)`: a yes/no or None for each value (stored beside it, unless all
+    are None). A signal that needs "judge" asks a language model: it has `bound(ask)`, `questions(points)` and
+    `report(points)` as in `credit_signals.judge`.
     """
 
     name: str
@@ -122,7 +129,17 @@ class CreditSignal(Protocol):
 # The signals that ship ------------------------------------------------------------------------------------------
 
 _SHIPPED = {
-    "confidence": ("logp", "margin", "entropy"),
+    "judge": (
+        "help3_prefix",
+        "help3_hindsight",
+        "good5_prefix",
+        "good5_hindsight",
+        "matter5_prefix",
+        "matter5_hindsight",
+        "pair_random",
+        "pair_likeliest",
+    ),
+    "confidence": ("logp", "margin", "entropy", "verbalised"),
     "implicit": (
         "m_no",
         "m_hind",
@@ -161,9 +178,9 @@ def known_signals() -> dict[str, str]:
 
 
 def load_signals(specs: Sequence[str]) -> list[CreditSignal]:
-    """Open signals: by name, by family (`confidence` is all of `confidence.*`), or as `my.py:Class`.
+    """Open signals: by name, by family (`confidence` is all of `confidence.*`), as my.py:Class, or a rubric my.toml.
 
-    A file that is named here is run as a program: name only files that you trust. Raises SignalError where there
+    A .py file that is named here is run as a program: name only files that you trust. Raises SignalError where there
     is no such signal, it is not one, or two have one name.
     """
     known = known_signals()
@@ -177,8 +194,14 @@ def load_signals(specs: Sequence[str]) -> list[CreditSignal]:
             ]
         elif ".py:" in spec:
             signals.append(_instance(_from_file(spec), spec))
+        elif spec.endswith(".toml"):
+            from credit_signals.judge import load_rubric
+
+            signals.append(_instance(load_rubric(spec), spec))
         else:
-            raise SignalError(f"{spec}: no such signal; expected my.py:Class or one of {', '.join(sorted(known))}.")
+            raise SignalError(
+                f"{spec}: no such signal; expected my.py:Class, a rubric my.toml or one of {', '.join(sorted(known))}."
+            )
     names = [signal.name for signal in signals]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -288,6 +311,8 @@ def _ask(signal: CreditSignal, points: Sequence[SignalPoint]) -> Scored:
     try:
         answer = list(signal.score(points))
         flagged = None if flags is None else tuple(flags(points))
+        if flagged is not None and len(flagged) == len(points) and all(flag is None for flag in flagged):
+            flagged = None
     except Exception as error:
         raise SignalError(f"{signal.name}: failed ({type(error).__name__}: {error}).") from error
     if len(answer) != len(points) or (flagged is not None and len(flagged) != len(points)):

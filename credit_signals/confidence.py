@@ -1,8 +1,9 @@
-"""Confidence: how sure the policy was of the step it took, from its own probabilities.
+"""Confidence: how sure the policy was of the step it took, from its own probabilities or its own words.
 
 Knows: which summary of the policy's distribution is which. Hides: nothing is read from the game or the outcome, so
 all of it is known when acting. Unsure steps are the ones a router sends on, hence importance "negated" for
-probability and margin.
+probability, margin and words. Words (`verbalised`) are a rubric put to the policy itself where it is a language
+model, else to the judge that was named (`credit_signals.judge`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from credit_signals import Missing, SignalPoint, Value, View
+from credit_signals.judge import shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,4 @@ def _entropy(point: SignalPoint) -> float | Missing:
 LOGP = Confidence("confidence.logp", log_probability, "negated")
 MARGIN = Confidence("confidence.margin", _margin, "negated")
 ENTROPY = Confidence("confidence.entropy", _entropy, "value")
+VERBALISED = shipped("verbalised", "confidence.verbalised")

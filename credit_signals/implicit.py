@@ -3,7 +3,9 @@
 Knows: the formulas of ../shared/statistics-replay.md, section 4. Hides: which of the twin's two conditionals a
 trajectory's outcome picks. By Bayes' rule p(a|h, success) / p(a|h) = Q(h, a) / V(h): with an exact twin the ratio is
 the causal quantity itself, so what is tested is how far a fitted twin is from that. m is a mean over tokens (nats a
-token), a sum is over the whole action; for a policy over whole commands the two are one.
+token), a sum is over the whole action; for a policy over whole commands the two are one. Flagged is a value whose
+tokens merge across the boundary of prompt and command, and a ratio that is no larger than the noise of the log
+probabilities it is made of.
 """
 
 from __future__ import annotations
@@ -21,17 +23,31 @@ BETA = 0.05  # PRIME's beta; a scale, so no rank depends on it
 
 @dataclass(frozen=True, slots=True)
 class Implicit:
-    """A signal that follows from one point's own numbers."""
+    """A signal that follows from one point's own numbers. ratio: of two log probabilities of one action, in nats a
+    token or (`summed`) in all, so that it can be held against their noise."""
 
     name: str
     value: Callable[[SignalPoint], Value]
     view: View
     needs: tuple[str, ...]
     importance: str = "absolute"
+    ratio: bool = False
+    summed: bool = False
 
     def score(self, points: Sequence[SignalPoint]) -> list[Value]:
         """One number a point."""
         return [self.value(point) for point in points]
+
+    def flags(self, points: Sequence[SignalPoint]) -> list[bool | None]:
+        """Whether tokens merge or a ratio is within its noise; None where neither is known."""
+        return [self._flag(point) for point in points]
+
+    def _flag(self, point: SignalPoint) -> bool | None:
+        value = self.value(point)
+        if (point.merged is None and point.noise is None) or not isinstance(value, float):
+            return None
+        size = abs(value) * (1 if self.summed else point.tokens or 1)
+        return bool(point.merged) or (self.ratio and point.noise is not None and size <= point.noise)
 
 
 def _conditional(point: SignalPoint, success: bool) -> float | Missing:
@@ -158,12 +174,13 @@ class BeliefChange:
 TWIN = ("policy", "twin")
 M_NO = Implicit("implicit.m_no", _m_no, "prefix", ("policy",), "negated")
 M_HIND = Implicit("implicit.m_hind", _m_hind, "hindsight", TWIN, "negated")
-DELTA = Implicit("implicit.delta", _delta, "hindsight", TWIN)
-DELTA_SUCCESS = Implicit("implicit.delta_success", _delta_success, "prefix", TWIN)
-CONTRAST = Implicit("implicit.contrast", _contrast, "prefix", TWIN)
-SUM_NO = Implicit("implicit.sum_no", log_probability, "prefix", ("policy",), "negated")
-SUM_HIND = Implicit("implicit.sum_hind", _hind, "hindsight", TWIN, "negated")
-SUM_DELTA = Implicit("implicit.sum_delta", lambda p: _minus(_hind(p), log_probability(p)), "hindsight", TWIN)
+DELTA = Implicit("implicit.delta", _delta, "hindsight", TWIN, ratio=True)
+DELTA_SUCCESS = Implicit("implicit.delta_success", _delta_success, "prefix", TWIN, ratio=True)
+CONTRAST = Implicit("implicit.contrast", _contrast, "prefix", TWIN, ratio=True)
+SUM_NO = Implicit("implicit.sum_no", log_probability, "prefix", ("policy",), "negated", summed=True)
+SUM_HIND = Implicit("implicit.sum_hind", _hind, "hindsight", TWIN, "negated", summed=True)
+SUM_DELTA = Implicit("implicit.sum_delta", lambda p: _minus(_hind(p), log_probability(p)), "hindsight", TWIN,
+                     ratio=True, summed=True)  # fmt: skip
 TOKENS = Implicit("implicit.tokens", _tokens, "prefix", ("policy",), "value")
 RHO = HCAPO()
 PRIME = Implicit("implicit.prime", _prime, "prefix", ("policy", "reference"))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from audit.cli.progress import Progress
+
 _RUN = click.Path(path_type=Path, file_okay=False)
 
 
@@ -16,24 +18,71 @@ _RUN = click.Path(path_type=Path, file_okay=False)
 @click.option("--policy", help="The replayed policy, where it does not ship.")
 @click.option("--env", help="Its games, where they are not the run's set by name.")
 @click.option("--reference", help="Reference policy of implicit.prime.")
+@click.option(
+    "--judge", type=click.Path(path_type=Path, dir_okay=False), help="The .toml file of a language model that judges."
+)
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Its answers to each question.")
+@click.option("--check", is_flag=True, help="Store nothing; try whether the signals keep their contract on RUN.")
 def score(
-    run: Path, names: tuple[str, ...], own: tuple[str, ...], policy: str | None, env: str | None, reference: str | None
+    run: Path,
+    names: tuple[str, ...],
+    own: tuple[str, ...],
+    policy: str | None,
+    env: str | None,
+    reference: str | None,
+    judge: Path | None,
+    repeats: int,
+    check: bool,
 ) -> None:
     """Ask credit signals about every step of RUN and store their columns; nothing is replayed.
 
-    Without SIGNAL the shipped ones are asked. A signal sees points without any result of the replay.
+    Without SIGNAL the shipped ones are asked that need no judge. A signal sees points without any result of the replay;
+    --check destroys the results in a copy and looks whether anything changes. SIGNAL may be a name, a family, or a
+    rubric of your own (my.toml, see credit_signals/judge.py).
 
     \b
     Examples:  audit score runs/hasty
                audit score runs/hasty confidence.logp --signal my.py:Novelty
+               audit score runs/hasty judge my-rubric.toml --judge model.toml
+               audit score runs/hasty --check --signal my.py:Novelty
     """
     from audit.results import load
-    from audit.scoring import DEFAULT
+    from audit.scoring import DEFAULT, check_leakage
     from audit.scoring import score as ask
     from audit.summary import as_text
 
-    wanted = [*names, *own] or list(DEFAULT)
-    click.echo(as_text(ask(load(run), wanted, policy=policy, env=env, reference=reference).summary()))
+    loaded, wanted = load(run), [*names, *own] or list(DEFAULT)
+    asked = None if judge is None else str(judge)
+    with Progress() as progress:
+        if check:
+            check_leakage(
+                loaded,
+                wanted,
+                policy=policy,
+                env=env,
+                reference=reference,
+                judge=asked,
+                repeats=repeats,
+                progress=progress,
+            )
+        else:
+            scores = ask(
+                loaded,
+                wanted,
+                policy=policy,
+                env=env,
+                reference=reference,
+                judge=asked,
+                repeats=repeats,
+                progress=progress,
+            )
+    if check:
+        click.echo(f"checked on {len(loaded.effects)} points: {', '.join(wanted)}")
+        return
+    click.echo(as_text(scores.summary()))
+    answers = scores.answers()
+    if len(answers):
+        click.echo(f"\nanswers of language models\n{as_text(answers)}")
 
 
 @click.command()

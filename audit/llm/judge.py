@@ -1,24 +1,30 @@
 """A model as judge: a question, a rating on a declared scale, and what became of the answer.
 
-Knows: structured output where the server has it, the tolerant reading of an answer otherwise, repeats, and the
-swapped order where two things are compared. Hides: prompts on the wire and their cache. An answer that cannot be
-read is missing with its state: never 0, never the middle, never the first number in it.
+Knows: structured output where the server has it, the tolerant reading of an answer otherwise, repeats, the swapped
+order where two things are compared, and the other read-out: the probability of each word of the scale as the answer,
+which needs no reading. Hides: prompts on the wire and their cache. An answer that cannot be read is missing with its
+state: never 0, never the middle, never the first number in it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from audit.llm.answers import Sample
 from audit.llm.client import Prompt, Sampling
 from audit.llm.journal import Purpose
+from audit.llm.scoring import Backend, Ids, SelfTest, ServerBackend, check_constant, self_test
 from envs.core import InputError
+
+if TYPE_CHECKING:
+    from audit.policies.openai import LLMPolicy
 
 State = Literal["parsed", "refused", "unparsable", "error"]
 Structure = Literal["json_schema", "choice", "none"]
@@ -52,8 +58,10 @@ class Scale:
         if len(self.values) < 2 or len({word.casefold() for word in self.values}) < len(self.values):
             raise InputError("A scale needs at least two different words.")
 
-    def instruction(self) -> str:
-        """The sentence that asks for an answer that can be read."""
+    def instruction(self, *, bare: bool = False) -> str:
+        """The sentence that asks for an answer that can be read. bare: for the word alone."""
+        if bare:
+            return f"Answer with one of these and nothing else: {', '.join(self.values)}."
         words = ", ".join(json.dumps(word) for word in self.values)
         return f'Answer with one JSON object and nothing else: {{"rating": one of {words}}}.'
 
@@ -102,7 +110,11 @@ class Preference:
 
 
 class Judge:
-    """Asks a model for ratings. structure: how the server forces an answer (json_schema, vLLM's choice, or none)."""
+    """Asks a model for ratings. structure: how the server forces an answer (json_schema, vLLM's choice, or none).
+
+    style: chat, or text for a model without a chat template. end: what ends a word that is scored. `judge_of` takes
+    all of it from a saved model's file.
+    """
 
     def __init__(
         self,
@@ -111,11 +123,17 @@ class Judge:
         *,
         structure: Structure = "none",
         temperature: float = 0.0,
+        top_p: float = 1.0,
         max_tokens: int = 256,
         system: str = "",
+        style: str = "chat",
+        end: str = "",
     ) -> None:
         self.backend, self.scale, self.structure, self.system = backend, scale, structure, system
-        self.settings = Sampling(temperature=temperature, max_tokens=max_tokens, extra=_forced(scale, structure))
+        self.style, self.end = style, end
+        self.settings = Sampling(
+            temperature=temperature, top_p=top_p, max_tokens=max_tokens, extra=_forced(scale, structure)
+        )
 
     def describe(self) -> dict[str, Any]:
         """What the judge is asked and how, JSON-ready."""
@@ -123,8 +141,11 @@ class Judge:
             "scale": dict(self.scale.values),
             "structure": self.structure,
             "temperature": self.settings.temperature,
+            "top_p": self.settings.top_p,
             "max_tokens": self.settings.max_tokens,
             "system": self.system,
+            "style": self.style,
+            "end": self.end,
         }
 
     async def rate(self, questions: Sequence[str], *, repeats: int = 1, first_draw: int = 0) -> list[Verdict]:
@@ -132,11 +153,43 @@ class Judge:
 
         Raises PolicyUnavailable where the server cannot be asked.
         """
-        prompts = [self._prompt(question) for question in questions for _ in range(repeats)]
+        bare = self.structure == "choice"
+        prompts = [self._prompt(question, bare) for question in questions for _ in range(repeats)]
         draws = [first_draw + draw for _ in questions for draw in range(repeats)]
         samples = await self.backend.sample(prompts, draws, self.settings, purpose="judge")
         ratings = [read_rating(sample, self.scale) for sample in samples]
         return [Verdict(tuple(ratings[i * repeats : (i + 1) * repeats])) for i in range(len(questions))]
+
+    async def likelihoods(self, questions: Sequence[str]) -> list[dict[str, float]]:
+        """Probability of each word of the scale as the beginning of the answer, among all of them: the softmax of the
+        words' log probabilities (summed over tokens) at the judge's temperature, 1 where that is 0.
+
+        Raises ScoresUnavailable where the model cannot score or its scores are constant, InputError where one word is
+        the beginning of another in tokens.
+        """
+        backend = self.backend
+        if not hasattr(backend, "score"):
+            raise InputError("This model cannot score given words; let it answer in words (decode.mode = 'sample').")
+        model: Backend = backend  # type: ignore[assignment]
+        words = await model.encode([word + self.end for word in self.scale.values])
+        for ids in words:
+            if sum(other[: len(ids)] == ids for other in words) > 1:
+                raise InputError(
+                    f"Of {', '.join(self.scale.values)} one is the beginning of another; set decode.end, the text that "
+                    f"ends an answer that is scored, in the model's file."
+                )
+        asked = [self._prompt(question, bare=True) for question in questions]
+        encode: Any = model.encode if self.style == "text" else model.encode_chat
+        prompts: list[Ids] = await encode(asked)
+        found = await model.score(prompts, [words for _ in prompts], purpose="judge")
+        temperature = self.settings.temperature or 1.0
+        likely = []
+        for scores in found:
+            check_constant(scores, "The judge")
+            sums = [math.fsum(score) / temperature for score in scores]
+            chances = [math.exp(value - max(sums)) for value in sums]
+            likely.append({word: p / math.fsum(chances) for word, p in zip(self.scale.values, chances, strict=True)})
+        return likely
 
     async def compare(self, question: str, pairs: Sequence[tuple[str, str]], *, repeats: int = 1) -> list[Preference]:
         """Which of two is better, each pair in both orders.
@@ -156,12 +209,42 @@ class Judge:
         verdicts = await self.rate(asked, repeats=repeats)
         return [_preference(verdicts[2 * i], verdicts[2 * i + 1]) for i in range(len(pairs))]
 
-    def _prompt(self, question: str) -> Prompt:
-        asked = ("user", f"{question}\n\n{self.scale.instruction()}")
+    def _prompt(self, question: str, bare: bool = False) -> Prompt:
+        text = f"{question}\n\n{self.scale.instruction(bare=bare)}"
+        if self.style == "text":
+            return f"{self.system}\n\n{text}\nAnswer:\n" if self.system else f"{text}\nAnswer:\n"
+        asked = ("user", text)
         return (("system", self.system), asked) if self.system else (asked,)
 
 
 A_OR_B = Scale({"A": 1.0, "B": 0.0})
+# What each kind of server can force; a model in this process and a plain chat API are only asked.
+_STRUCTURES: Mapping[str, Structure] = {"vllm": "choice", "sglang": "json_schema", "llama-server": "json_schema"}
+
+
+def judge_of(model: LLMPolicy, scale: Scale, *, system: str = "") -> Judge:
+    """A saved model as judge: its [decode] says temperature, top_p, max_tokens and end, its [prompt] the style."""
+    kind = model.backend.kind if isinstance(model.backend, ServerBackend) else ""
+    return Judge(
+        model.backend,
+        scale,
+        structure=_STRUCTURES.get(kind, "none"),
+        temperature=model.decode.temperature,
+        top_p=model.decode.top_p,
+        max_tokens=model.decode.max_tokens,
+        system=system,
+        style=model.prompt.style,
+        end=model.decode.end,
+    )
+
+
+async def trusted(model: LLMPolicy) -> SelfTest:
+    """The self-test of a model's scores, made once a session before `likelihoods`. Raises ScoresUnavailable."""
+    if model.tested is None:
+        (prompt,) = await model.backend.encode(["You are in the middle of a room. What do you do next?\n"])
+        actions = await model.backend.encode(["look around", "go to desk 1"])
+        model.tested = await self_test(model.backend, prompt, actions, model.name)
+    return model.tested
 
 
 def _preference(forward: Verdict, swapped: Verdict) -> Preference:

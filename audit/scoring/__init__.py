@@ -1,9 +1,9 @@
 """Scoring: what each signal says of each decision point of a run, written beside the run.
 
-Knows: how a trajectory becomes the points that a signal may see, what a signal asked for beyond the text, and
-where the columns go. Hides: replaying prefixes, the policy's probabilities, twins and plans, merging with what was
-scored before. Nothing here reads a run's effects or rollouts: points are made from its trajectories alone, for all
-their steps, so that signals cannot learn the truth they are compared with.
+Knows: where the columns go and what is stored about each. Hides: how points are made (`points`), what policies say
+of actions (`likelihood`), twins and plans, who answers judges' questions (`judging`), merging with what was scored
+before. Nothing here reads a run's effects or rollouts: points are made from its trajectories alone, for all their
+steps, so that signals cannot learn the truth they are compared with.
 
     signals.parquet   one row a point; a column a signal, `NAME:why` where it is missing, `NAME:flag` where it flags
     signals.json      what each column is: view, importance, what it was computed from
@@ -11,29 +11,26 @@ their steps, so that signals cannot learn the truth they are compared with.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from audit.collect import policy_id
-from audit.policies import History, Policy, load_policy
-from audit.records import Trajectory
-from audit.replay import point_id
-from audit.results import Run, read_run_trajectories
-from audit.scoring.plans import Plans
-from audit.scoring.twin import Twin, TwinSettings, fit_twin
+from audit.policies import Policy
+from audit.results import Run
+from audit.scoring.judging import Progress, answered, asks, put, seated
+from audit.scoring.likelihood import about as about_scores
+from audit.scoring.points import POLICY, Player, Source, own_twin, signal_points
+from audit.scoring.twin import TwinSettings
 from audit.store import RunDirectory, write_whole
 from credit_signals import (
     CreditSignal,
-    Hindsight,
     Scored,
     SignalError,
     SignalPoint,
@@ -43,40 +40,16 @@ from credit_signals import (
     needs,
 )
 from credit_signals import score as ask
-from envs import Environment, Game, InputError, games, make
+from envs.core import InputError
 
 SIGNALS, ABOUT = "signals.parquet", "signals.json"
 KEYS = ("point", "trajectory", "step")
+STATES = ("parsed", "scored", "refused", "unparsable", "error")  # of answers
 DEFAULT = (
-    "confidence", "implicit.m_no", "implicit.m_hind", "implicit.delta", "implicit.delta_success", "implicit.contrast",
-    "implicit.rho", "implicit.belief_change", "progress", "baseline.random", "baseline.step", "baseline.action_type",
-    "baseline.action_length", "baseline.fluency",
+    "confidence.logp", "confidence.margin", "confidence.entropy", "implicit.m_no", "implicit.m_hind", "implicit.delta",
+    "implicit.delta_success", "implicit.contrast", "implicit.rho", "implicit.belief_change", "progress",
+    "baseline.random", "baseline.step", "baseline.action_type", "baseline.action_length", "baseline.fluency",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What is scored, and nothing of what a replay found: trajectories, who replays them, the name of their games."""
-
-    trajectories: tuple[Trajectory, ...]
-    policy: Mapping[str, Any]
-    policy_id: str
-    env: str
-
-    @classmethod
-    def of_run(cls, directory: RunDirectory) -> Source:
-        """The inputs of a run."""
-        manifest = directory.manifest
-        return cls(tuple(read_run_trajectories(directory)), manifest["policy"], manifest["policy_id"], manifest["env"])
-
-    @classmethod
-    def of_benchmark(cls, path: str | Path) -> Source:
-        """The inputs of a public ground-truth file; its truth is not read."""
-        from audit.comparison.league import read_inputs
-
-        inputs = read_inputs(path)
-        header = inputs.header
-        return cls(inputs.trajectories, header["policy"], header["policy_id"], header["env"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +87,20 @@ class Scores:
             )
         return pd.DataFrame(rows)
 
+    def answers(self) -> pd.DataFrame:
+        """One row a signal that asked a language model: how many answers, their states, what the order of the words
+        (or of the two commands) did, and the share of points where the two orders disagree."""
+        rows = []
+        for name, about in self.about.items():
+            judged = about.get("judge")
+            if judged:
+                states = judged["states"]
+                row = {"signal": name, "answers": judged["answers"]}
+                row |= {state: states.get(state, 0) for state in STATES}
+                row |= {key: judged.get(key) for key in ("order_effect", "position_bias", "orders_disagree")}
+                rows.append(row)
+        return pd.DataFrame(rows)
+
 
 def score(
     run: Run | Source,
@@ -123,24 +110,32 @@ def score(
     env: str | None = None,
     reference: str | Policy | None = None,
     twin: TwinSettings | None = None,
+    judge: str | Policy | None = None,
+    repeats: int = 1,
     save: bool = True,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Scores:
     """Ask signals about every step of a run's trajectories; with `save`, add the columns to the run.
 
-    signals: objects, names, families or my.py:Class. policy: the replayed policy (default: the run's, where it
-    ships). env: its games (default: the run's set). reference: the other policy of `implicit.prime`. twin: how the
-    outcome-conditioned twin is fitted. A column that was scored before is replaced; others are kept.
-    Raises InputError where something needed is not at hand or a signal breaks its contract.
+    signals: objects, names, families, my.py:Class or a rubric my.toml. policy: the replayed policy (default: the
+    run's, where it ships). env: its games (default: the run's set). reference: the other policy of `implicit.prime`.
+    twin: how the outcome-conditioned twin is fitted. judge: the language model of signals that ask one (a saved one's
+    .toml file); repeats: its answers to each question. A column that was scored before is replaced; others are kept.
+    Raises InputError where something needed is not at hand or a signal breaks its contract, PolicyUnavailable where a
+    language model cannot be asked.
     """
     source = run if isinstance(run, Source) else Source.of_run(run.directory)
+    player = Player(source, policy)
     try:
-        opened = _opened(signals)
+        opened = seated(_opened(signals), judge, player, repeats=repeats, progress=progress)
         wanted = {need for signal in opened for need in needs(signal)}
-        points = signal_points(source, wanted, policy=policy, env=env, reference=reference, twin=twin)
+        replayed = player() if wanted & POLICY else None
+        points = signal_points(source, wanted, policy=replayed, env=env, reference=reference, twin=twin)
+        put(opened, points)
         answers = [ask(signal, points) for signal in opened]
     except SignalError as error:
         raise InputError(str(error)) from error
-    about = {signal.name: _about(signal, source, wanted, twin) for signal in opened}
+    about = {signal.name: _about(signal, points, twin, replayed) for signal in opened}
     scores = Scores(_frame(points, answers), about)
     if save and isinstance(run, Run):
         return save_scores(run, scores)
@@ -151,10 +146,23 @@ def _opened(signals: Sequence[CreditSignal | str]) -> list[CreditSignal]:
     return [s for spec in signals for s in (load_signals([spec]) if isinstance(spec, str) else [spec])]
 
 
-def _about(signal: CreditSignal, source: Source, wanted: set[str], twin: TwinSettings | None) -> dict[str, Any]:
+def _about(
+    signal: CreditSignal, points: Sequence[SignalPoint], twin: TwinSettings | None, policy: Policy | None
+) -> dict[str, Any]:
+    wanted = set(needs(signal))
     about: dict[str, Any] = {"view": signal.view, "importance": importance(signal), "needs": list(needs(signal))}
-    if {"twin", "belief"} & set(needs(signal)):
-        about["twin"] = {**asdict(twin or TwinSettings()), "fitted_on": "fresh play of other games (cross-fit by game)"}
+    if policy is not None and wanted & POLICY:
+        about |= about_scores(policy)
+    if {"twin", "belief"} & wanted:
+        if policy is None or not own_twin(policy):
+            about["twin"] = {
+                **asdict(twin or TwinSettings()),
+                "fitted_on": "fresh play of other games (cross-fit by game)",
+            }
+        else:
+            about["twin"] = "the policy itself, its prompt with a line that names the outcome"
+    if asks(signal):
+        about["judge"] = answered(signal, points)
     return about
 
 
@@ -203,229 +211,23 @@ def load_scores(run: Run) -> Scores:
     return Scores(frame, about)
 
 
-# Points -----------------------------------------------------------------------------------------------------------
-
-
-def signal_points(
-    source: Source,
-    wanted: set[str] | frozenset[str] = frozenset(),
-    *,
-    policy: str | Policy | None = None,
-    env: str | None = None,
-    reference: str | Policy | None = None,
-    twin: TwinSettings | None = None,
-) -> list[SignalPoint]:
-    """The decision points of all steps, with what was asked for (`credit_signals.NEEDS`), in hindsight view.
-
-    The games are opened only where that is needed. A prefix that does not reproduce is said so in `why`.
-    """
-    points = [point for trajectory in source.trajectories for point in _plain(trajectory, source.policy_id)]
-    if not wanted:
-        return points
-    asked = wanted & {"policy", "twin", "belief"}
-    replaying = _policy(source, policy) if asked else None
-    other = None
-    if "reference" in wanted and reference is not None:
-        other = load_policy(reference) if isinstance(reference, str) else reference
-    if asked == {"policy"} and not wanted & {"world", "plan", "reference"} and not _has_games(source, env):
-        return points  # log probabilities of the trajectories are all there is
-    known = _games(source, env)
-    fitted = None
-    if wanted & {"twin", "belief"} and replaying is not None and _exact(replaying, known, source):
-        fitted = fit_twin(replaying, list(known.values()), _budget(source), twin)
-    worlds: dict[str, tuple[Environment, Plans]] = {}
-    by_trajectory: dict[str, list[SignalPoint]] = {}
-    for point in points:
-        by_trajectory.setdefault(point.trajectory, []).append(point)
-    found: list[SignalPoint] = []
-    for trajectory in source.trajectories:
-        if trajectory.game not in worlds:
-            if len(worlds) >= 8:
-                worlds.clear()
-            world = make(known[trajectory.game].address)
-            worlds[trajectory.game] = (world, Plans(world))
-        env_, plans = worlds[trajectory.game]
-        found += _enriched(
-            by_trajectory[trajectory.id],
-            trajectory,
-            env_,
-            plans if "plan" in wanted else None,
-            replaying,
-            other,
-            fitted,
-            bool(wanted & {"twin", "belief"}),
-        )
-    return found
-
-
-def _plain(trajectory: Trajectory, policy: str) -> list[SignalPoint]:
-    """Points from the trajectory's own text; log probabilities only where its policy is the one replayed."""
-    hindsight = Hindsight(trajectory.won, trajectory.commands, trajectory.observations)
-    own = trajectory.policy == policy
-    points = []
-    for step, action in enumerate(trajectory.commands):
-        logprob = trajectory.logprobs[step] if own else None
-        why = dict.fromkeys(
-            ("admissible", "probabilities", "logprob_success", "logprob_failure", "belief", "plan_before"),
-            "was not asked for",
-        ) | {
-            "tokens": "the number of tokens is not known",
-            "text": "the policy writes the command itself, no other text",
-            "logprob": "the log kept none" if own else "the trajectory is another policy's",
-            "logprob_reference": "no reference policy was named",
-            "plan_after": "was not asked for",
-        }
-        points.append(
-            SignalPoint(
-                point=point_id(trajectory.id, step, policy),
-                trajectory=trajectory.id,
-                game=trajectory.game,
-                task_type=trajectory.task_type,
-                step=step,
-                steps_left=trajectory.budget - step,
-                commands=trajectory.commands[:step],
-                observations=trajectory.observations[: step + 1],
-                action=action,
-                text=trajectory.texts[step],
-                logprob=logprob,
-                hindsight=hindsight,
-                why=why,
-            )
-        )
-    return points
-
-
-def _enriched(
-    points: Sequence[SignalPoint],
-    trajectory: Trajectory,
-    env: Environment,
-    plans: Plans | None,
-    policy: Policy | None,
-    reference: Policy | None,
-    twin: Twin | None,
-    conditioned: bool,
-) -> list[SignalPoint]:
-    """Points with what the world and the policies say of them."""
-    from audit.importers import compare_observation
-
-    history = History(trajectory.game, env.reset())
-    histories = [history]
-    faithful = 0
-    for step, command in enumerate(trajectory.commands):
-        if compare_observation(trajectory.observations[step], history.turn.observation) == "different":
-            break
-        if history.turn.done:
-            break
-        faithful = step + 1
-        history = history.then(command, env.step(history.turn.state, command))
-        histories.append(history)
-    moments = histories[:faithful]
-    actions = list(trajectory.commands[:faithful])
-    distributions = asyncio.run(policy.distributions(moments)) if policy else [None] * faithful
-    own = asyncio.run(policy.logprobs(moments, actions)) if policy else [None] * faithful
-    other = asyncio.run(reference.logprobs(moments, actions)) if reference else [None] * faithful
-    # A policy that can be asked under a condition has its own twin; an exact one is given a fitted one.
-    asked = twin is None and conditioned and policy is not None
-    outcomes = {
-        f"logprob_{word}": asyncio.run(policy.logprobs(moments, actions, condition=word))
-        if asked and policy is not None
-        else [None] * faithful
-        for word in ("success", "failure")
-    }
-    found = []
-    for i, (point, moment, after, probabilities, logprob, base) in enumerate(
-        zip(points, moments, histories[1:], distributions, own, other, strict=False)
-    ):
-        values: dict[str, Any] = {"admissible": moment.turn.admissible}
-        why = dict(point.why)
-        if policy is not None:
-            values |= {"probabilities": probabilities, "logprob": point.logprob if logprob is None else logprob}
-            values["tokens"] = None if probabilities is None else 1
-            why["probabilities"] = "the policy does not tell its probabilities"
-            why["logprob"] = "the policy cannot score actions"
-        if reference is not None:
-            values["logprob_reference"] = base
-            why["logprob_reference"] = "the reference policy cannot score actions"
-        if plans is not None:
-            values |= {"plan_before": plans.length(moment.turn), "plan_after": plans.length(after.turn)}
-            why |= dict.fromkeys(("plan_before", "plan_after"), "no plan to the goal was found")
-        if twin is not None and probabilities is not None:
-            answers: dict[str, float | str] = {
-                "logprob_success": twin.logprob(moment, probabilities, point.action, success=True),
-                "logprob_failure": twin.logprob(moment, probabilities, point.action, success=False),
-                "belief": twin.belief(moment, trajectory.budget),
-            }
-            values |= {name: None if isinstance(value, str) else value for name, value in answers.items()}
-            why |= {name: value for name, value in answers.items() if isinstance(value, str)}
-        elif asked:
-            values |= {name: scores[i] for name, scores in outcomes.items()}
-            why |= dict.fromkeys(outcomes, "the policy cannot be asked under a condition")
-            why["belief"] = "the policy does not tell its probabilities, so no belief was fitted"
-        found.append(replace(point, **values, why=why))
-    reason = f"the recorded prefix does not reproduce at step {faithful}"
-    return found + [replace(point, why=dict.fromkeys(point.why, reason)) for point in points[faithful:]]
-
-
-def _policy(source: Source, given: str | Policy | None) -> Policy:
-    """The replayed policy, checked against the run's."""
-    from audit.policies.shipped import SHIPPED
-
-    if given is None:
-        kind, name = source.policy.get("kind"), source.policy.get("name")
-        if kind == "uniform":
-            given = "random"
-        elif kind == "linear" and name in SHIPPED:
-            given = str(name)
-        else:
-            raise InputError(
-                f"The run's policy ({name or kind}) does not come with the package; name it with --policy."
-            )
-    policy = load_policy(given) if isinstance(given, str) else given
-    if policy_id(policy) != source.policy_id:
-        raise InputError(
-            f"The policy is not the one of the run ({source.policy_id[:12]}); name that one with --policy."
-        )
-    return policy
-
-
-def _exact(policy: Policy, known: Mapping[str, Game], source: Source) -> bool:
-    """Whether a policy tells the probabilities of all its commands."""
-    game = known[source.trajectories[0].game]
-    history = History(game.id, make(game.address).reset())
-    return asyncio.run(policy.distributions([history]))[0] is not None
-
-
-def _has_games(source: Source, env: str | None) -> bool:
-    try:
-        _games(source, env)
-    except InputError:
-        return False
-    return True
-
-
-def _games(source: Source, env: str | None) -> dict[str, Game]:
-    """The games of the set, those of the trajectories among them. Raises InputError where one is not there."""
-    known = {game.id: game for game in games(env or source.env)}
-    for trajectory in source.trajectories:
-        if trajectory.game not in known:
-            raise InputError(
-                f"The game {trajectory.game_name} is not in {env or source.env}; name the run's games with --env."
-            )
-    return known
-
-
-def _budget(source: Source) -> int:
-    return max(trajectory.budget for trajectory in source.trajectories)
-
-
 # The check of leakage ---------------------------------------------------------------------------------------------
 
 
-def check_leakage(run: Run, signals: Sequence[CreditSignal | str], **options: Any) -> None:
+def check_leakage(
+    run: Run,
+    signals: Sequence[CreditSignal | str],
+    *,
+    policy: str | Policy | None = None,
+    judge: str | Policy | None = None,
+    repeats: int = 1,
+    progress: Progress = lambda stage, done, total: None,
+    **options: Any,
+) -> None:
     """Score a copy of the run whose replay results are scrambled: nothing may change. Also `check_signal` of each.
 
     Every file with results in the copy is destroyed (effects, rollouts, alternatives, points, summary, shards);
-    options: as `score`. It finds results that leak through points, twins or plans, or through the run directory; a
+    arguments: as `score`. It finds results that leak through points, twins or plans, or through the run directory; a
     signal's file that reads some other path is its author's word. Raises InputError with the signal that changed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -433,13 +235,14 @@ def check_leakage(run: Run, signals: Sequence[CreditSignal | str], **options: An
         shutil.copytree(run.directory.path, copy)
         for file in [*copy.glob("*.parquet"), *copy.glob("shards/*"), copy / "summary.json"]:
             file.write_bytes(b"scrambled")
-        scrambled = Source.of_run(RunDirectory.open(copy))
+        whole, scrambled = Source.of_run(run.directory), Source.of_run(RunDirectory.open(copy))
+        player = Player(whole, policy)
         try:
-            opened = _opened(signals)
+            opened = seated(_opened(signals), judge, player, repeats=repeats, progress=progress)
             wanted = {need for signal in opened for need in needs(signal)}
-            points, blind = (
-                signal_points(source, wanted, **options) for source in (Source.of_run(run.directory), scrambled)
-            )
+            replayed = player() if wanted & POLICY else None
+            points, blind = (signal_points(source, wanted, policy=replayed, **options) for source in (whole, scrambled))
+            put(opened, points)
             for signal in opened:
                 before, after = ask(signal, points), ask(signal, blind)
                 if not np.array_equal(before.values, after.values, equal_nan=True):

@@ -148,6 +148,7 @@ def test_names_families_and_entry_points(monkeypatch: pytest.MonkeyPatch) -> Non
         "confidence.logp",
         "confidence.margin",
         "confidence.entropy",
+        "confidence.verbalised",
     }
     for name in REGISTRY:
         assert load_signals([name])[0].name == name
