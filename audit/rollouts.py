@@ -6,7 +6,7 @@ alternatives and to evaluate policies. A rollout that fails is data with a reaso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from audit.policies import History, Policy, Proposal
@@ -64,14 +64,21 @@ class _Live:
         return Finish(self.history, turn.won and reason is None, self.steps, status, reason, tuple(self.proposals))
 
 
-async def roll(policy: Policy, starts: Sequence[Start], *, keep_proposals: bool = False) -> list[Finish]:
+async def roll(
+    policy: Policy,
+    starts: Sequence[Start],
+    *,
+    keep_proposals: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Finish]:
     """Play every start to its end, all of them in lock-step; results in the order of the starts.
 
     An environment that has a cursor of its own (the stock engine: `one_at_a_time`) is rolled one start after the
     other, since every change of line would cost it a reset.
 
     Errors of the environment or of a single proposal end that rollout with status `error`. An exception of the
-    policy's whole batch (a server that is gone, a cap that is reached) is the caller's to handle.
+    policy's whole batch (a server that is gone, a cap that is reached) is the caller's to handle. progress: told
+    ("episodes", how many are over, of how many) after each step.
     """
     if len(starts) > 1 and any(getattr(start.env, "one_at_a_time", False) for start in starts):
         return [(await roll(policy, [start], keep_proposals=keep_proposals))[0] for start in starts]
@@ -111,4 +118,6 @@ async def roll(policy: Policy, starts: Sequence[Start], *, keep_proposals: bool 
             else:
                 going.append(rollout)
         live = going
+        if progress is not None:
+            progress("episodes", len(starts) - len(live), len(starts))
     return [finish for finish in finished if finish is not None]

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from scipy import sparse
 from scipy.optimize import minimize
 from statsmodels.stats.proportion import proportion_confint
 
+from audit.llm.journal import spending
 from audit.policies import History, Policy
 from audit.policies.expert import ExpertPolicy, Order, Reader
 from audit.policies.linear import GROUPS, Features, LinearPolicy
 from audit.policies.shipped import RECIPES
 from audit.records import content_id, draws
+from audit.rollouts import Start, roll
 from envs import Game, make
 from envs import games as find_games
 from envs.core import InputError
@@ -198,57 +201,48 @@ def evaluate(
     n: int = 1,
     progress: Progress | None = None,
 ) -> pd.DataFrame:
-    """Play n episodes of each game and count the successes.
+    """Play n episodes of each game, all in lock-step, and count the successes.
 
-    One row a task type and a last one `all`: index task_type; columns games, episodes, won, success, low, high
-    (95 % Wilson interval over episodes; with n > 1 it takes the episodes of one game for independent, as they are
-    given the game), steps (mean number of steps of the episodes that were won, NaN where none was).
-    A policy's failure to answer ends its episode and raises InputError, since a success rate without it would mislead.
+    One row a task type and a last one `all`: index task_type; columns games, episodes, failed (the policy gave no
+    command: they tell nothing and are in no other column), won, success, low, high (95 % Wilson interval over
+    episodes; with n > 1 it takes the episodes of one game for independent, as they are given the game), steps (mean
+    number of steps of the episodes that were won, NaN where none was), inadmissible (share of the commands that the
+    game did not offer). Raises InputError where no episode could be played.
     """
     games = find_games(games) if isinstance(games, str) else list(games)
     if not games or n < 1 or budget < 1:
         raise InputError("Evaluation needs at least one game, one episode a game and one step an episode.")
     worlds = [make(game.address) for game in games]
-    streams = [draws(budget, "evaluate", seed, world.game_id, episode) for world in worlds for episode in range(n)]
-    ends = [History(world.game_id, world.reset()) for world in worlds for _ in range(n)]
-    live = [episode for episode, history in enumerate(ends) if not history.turn.done]
-    for step in range(budget):
-        if progress is not None:
-            progress("steps", step, budget)
-        if not live:
-            break
-        proposals = asyncio.run(
-            _propose(policy, [ends[episode] for episode in live], [streams[episode][step] for episode in live])
-        )
-        for episode, proposal in zip(live, proposals, strict=True):
-            if proposal.status == "error":
-                raise InputError(f"{games[episode // n].name}: the policy gave no command ({proposal.reason}).")
-            history = ends[episode]
-            turn = worlds[episode // n].step(history.turn.state, proposal.command)
-            ends[episode] = history.then(proposal.command, turn)
-        live = [episode for episode in live if not ends[episode].turn.done]
-    if progress is not None:
-        progress("steps", budget, budget)
+    starts = [
+        Start(world, History(world.game_id, world.reset()), budget, draws(budget, "evaluate", seed, world.game_id, k))
+        for world in worlds
+        for k in range(n)
+    ]
+    with spending("collect"):
+        ends = asyncio.run(roll(policy, starts, progress=progress))
+    if all(end.status == "error" for end in ends):
+        raise InputError(f"{games[0].name}: the policy gave no command ({ends[0].reason}).")
     kinds = [game.task_type or "unknown" for game in games]
     rows = []
     for kind in (*sorted(set(kinds)), "all"):
-        picked = [end for number, end in enumerate(ends) if kind in ("all", kinds[number // n])]
-        won = [end.steps for end in picked if end.turn.won]
-        low, high = proportion_confint(len(won), len(picked), method="wilson")
+        episodes = [end for number, end in enumerate(ends) if kind in ("all", kinds[number // n])]
+        picked = [end for end in episodes if end.status != "error"]
+        won = [end.steps for end in picked if end.won]
+        low, high = proportion_confint(len(won), len(picked), method="wilson") if picked else (math.nan, math.nan)
+        lines = [end.history.line() for end in picked]
+        odd = [now.command not in before.turn.admissible for line in lines for before, now in pairwise(line)]
         rows.append(
             {
                 "task_type": kind,
-                "games": len(picked) // n,
+                "games": len(episodes) // n,
                 "episodes": len(picked),
+                "failed": len(episodes) - len(picked),
                 "won": len(won),
-                "success": len(won) / len(picked),
+                "success": len(won) / len(picked) if picked else math.nan,
                 "low": float(low),
                 "high": float(high),
                 "steps": sum(won) / len(won) if won else math.nan,
+                "inadmissible": sum(odd) / len(odd) if odd else math.nan,
             }
         )
     return pd.DataFrame(rows).set_index("task_type")
-
-
-async def _propose(policy: Policy, requests: Sequence[History], seeds: Sequence[int]) -> Sequence[Any]:
-    return await policy.propose(requests, seeds=seeds)

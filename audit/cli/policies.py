@@ -121,22 +121,29 @@ def train(
 @click.command()
 @click.argument("policy")
 @click.option("--env", required=True, help="Set of games, e.g. alfworld:valid_unseen.")
+@click.option("--games", type=click.IntRange(1), help="Only the first so many games of the set (default: all).")
 @click.option("--n", type=click.IntRange(1), default=1, show_default=True, help="Draws a game.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--budget", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Steps an episode.")
-def evaluate(policy: str, env: str, n: int, seed: int, budget: int) -> None:
-    """Success of POLICY by task type, with Wilson intervals.
+def evaluate(policy: str, env: str, games: int | None, n: int, seed: int, budget: int) -> None:
+    """Success of POLICY by task type, with Wilson intervals, and how often it said what the game did not offer.
 
     \b
-    Example:  audit evaluate hasty --env alfworld:valid_unseen
+    Examples:  audit evaluate hasty --env alfworld:valid_unseen
+               audit evaluate model.toml --env alfworld:valid_unseen --games 20 --budget 30
     """
+    import envs
     from audit.policies import load_policy
+    from audit.policies.openai import LLMPolicy
     from audit.summary import as_text
     from audit.train import evaluate as success
 
     with Progress() as progress:
-        frame = success(load_policy(policy), env, budget=budget, seed=seed, n=n, progress=progress)
+        opened = load_policy(policy)
+        frame = success(opened, envs.games(env)[:games], budget=budget, seed=seed, n=n, progress=progress)
     click.echo(as_text(frame.reset_index()))
+    for purpose, line in opened.ledger_lines() if isinstance(opened, LLMPolicy) else ():
+        click.echo(f"{purpose:<8} {line}", err=True)
 
 
 COMMANDS = (train, evaluate, collect, import_)

@@ -1,24 +1,22 @@
-"""A language model in this process (transformers, extra [hf]): exact log probabilities of all commands in one pass.
+"""A language model in this process (transformers, extra [hf]): exact log probabilities, many prompts at a time.
 
-Knows: that the commands of a decision share their prompt and their beginnings. Hides: the token trie that is
-evaluated in one forward pass over one prefix cache (a tree attention mask), the store of prefix caches, the memo of
-next-token distributions by prompt, and the conversion of GGUF weights.
+Knows: how answers are drawn from next-token distributions, and that a distribution is computed once (a memo by prompt
+and node of its trie; `audit.llm.reading` shares what prompts have in common). Hides: loading, merging an adapter and
+the conversion of GGUF weights.
 
-Sampling walks the same trie: a decision among listed commands costs one pass however many draws are made; only an
-answer that leaves the trie costs further passes. Draw and token have a random number of their own, so equal prompts
-and seeds give equal answers (up to the rounding of log probabilities, about 1e-6 in float32).
+Draw and token have a random number of their own, so equal prompts and seeds give equal answers (up to the rounding of
+log probabilities, about 1e-6 in float32: what is read together moves them by so much).
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import shutil
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,9 @@ import numpy.typing as npt
 from audit.llm.answers import Sample
 from audit.llm.client import Prompt, Sampling
 from audit.llm.journal import Journal, Purpose, Usage
+from audit.llm.reading import Group, Reader, Trie
 from audit.llm.scoring import Ids
-from audit.records import draws
+from audit.records import draws as draws_of
 from envs.core import InputError
 
 _KEPT = 48  # likeliest tokens of a remembered distribution; a draw beyond them computes the whole one again
@@ -41,58 +40,32 @@ _STEP = 2.0**-53
 _Row = tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], int]  # cumulative, token ids, the last one possible
 
 
-class Trie:
-    """Token sequences that share beginnings. Node 0 is the prompt's end; a node's parent has a smaller number."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = [-1]
-        self.parents: list[int] = [-1]
-        self.depths: list[int] = [0]
-        self.children: list[dict[int, int]] = [{}]
-
-    def child(self, node: int, token: int) -> int:
-        """The node after one more token, made if there is none."""
-        found = self.children[node].get(token)
-        if found is None:
-            found = self.children[node][token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(node)
-            self.depths.append(self.depths[node] + 1)
-            self.children.append({})
-        return found
-
-    def add(self, ids: Sequence[int]) -> list[int]:
-        """The nodes along a sequence, node 0 left out."""
-        nodes, node = [], 0
-        for token in ids:
-            node = self.child(node, token)
-            nodes.append(node)
-        return nodes
-
-    def ancestors(self, node: int) -> list[int]:
-        """A node and all above it but node 0."""
-        nodes: list[int] = []
-        while node:
-            nodes.append(node)
-            node = self.parents[node]
-        return nodes
-
-    def path(self, node: int) -> list[int]:
-        """The tokens that lead to a node."""
-        return [self.tokens[above] for above in reversed(self.ancestors(node))]
-
-
 @dataclass(slots=True)
 class _Memo:
     """What is known of one prompt under one temperature: next-token distributions at nodes of its trie.
 
-    ids, cumulative: the likeliest tokens and the running sum of their probabilities, by node.
+    ids, cumulative: the likeliest tokens and the running sum of their probabilities, by node. texts: by node.
     """
 
     trie: Trie
     ids: dict[int, npt.NDArray[np.int32]]
     cumulative: dict[int, list[float]]
     logprobs: dict[int, npt.NDArray[np.float32]]
+    texts: dict[int, str]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer while it is drawn. words: a random word for each token. node: where in the prompt's trie it is."""
+
+    prompt: Ids
+    memo: _Memo
+    words: Sequence[int]
+    node: int = 0
+    text: str = ""
+    finish: str = "length"
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 class LocalModel:
@@ -108,11 +81,7 @@ class LocalModel:
         self._ids: dict[str, Ids] = {}
         self._memos: OrderedDict[tuple[Ids, float, float], _Memo] = OrderedDict()
         self._rows: OrderedDict[tuple[Ids, Ids, float, float], _Row] = OrderedDict()
-        self._prefixes: OrderedDict[Ids, list[tuple[Any, Any]]] = OrderedDict()
-        self._bytes, self._limit = 0, prefix_megabytes * 1_000_000
-        self._cache_word = (
-            "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
-        )
+        self.reader = Reader(model, prefix_megabytes)
 
     @classmethod
     def load(
@@ -198,21 +167,23 @@ class LocalModel:
         """Log probabilities of the tokens of each action, all actions of a prompt in one pass."""
         import torch
 
-        results: list[list[tuple[float, ...]]] = [[] for _ in prompts]
-        for place in sorted(range(len(prompts)), key=lambda i: prompts[i]):  # neighbours share their prefixes
-            trie = Trie()
-            paths = [trie.add(action) for action in actions[place]]
-            inner = [node for node in range(len(trie.tokens)) if trie.children[node]]
-            if not inner:
-                results[place] = [() for _ in paths]
-                continue
-            logits = self._forward(prompts[place], trie, inner, purpose)
-            norms = torch.logsumexp(logits, -1)
-            row = {node: k for k, node in enumerate(inner)}
-            nodes = list(range(1, len(trie.tokens)))
-            rows = [row[trie.parents[node]] for node in nodes]
-            values = (logits[rows, [trie.tokens[node] for node in nodes]] - norms[rows]).tolist()
-            results[place] = [tuple(values[node - 1] for node in path) for path in paths]
+        tries = [Trie() for _ in prompts]
+        paths = [[trie.add(action) for action in some] for trie, some in zip(tries, actions, strict=True)]
+        results: list[list[tuple[float, ...]]] = [[() for _ in some] for some in actions]
+        inner = [[node for node in range(len(trie.tokens)) if trie.children[node]] for trie in tries]
+        asked = [place for place, nodes in enumerate(inner) if nodes]
+        longest = max((len(inner[place]) for place in asked), default=0)
+        groups = self.reader.groups([prompts[i] for i in asked], [tries[i] for i in asked], longest)
+        for members, group in groups:
+            found = self._read(group, [inner[asked[member]] for member in members], purpose, scored=True)
+            for member, logits in zip(members, found, strict=True):
+                place = asked[member]
+                trie, norms = tries[place], torch.logsumexp(logits, -1)
+                row = {node: k for k, node in enumerate(inner[place])}
+                nodes = list(range(1, len(trie.tokens)))
+                rows = [row[trie.parents[node]] for node in nodes]
+                values = (logits[rows, [trie.tokens[node] for node in nodes]] - norms[rows]).tolist()
+                results[place] = [tuple(values[node - 1] for node in path) for path in paths[place]]
         return results
 
     def naive(self, prompt: Ids, action: Ids) -> tuple[float, ...]:
@@ -224,63 +195,16 @@ class LocalModel:
         rows = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
         return tuple(rows[k, token].item() for k, token in enumerate(action))
 
-    def _forward(self, prompt: Ids, trie: Trie, wanted: Sequence[int], purpose: Purpose) -> Any:
-        """Next-token logits (float32, one row for each wanted node) in one pass over the prompt's stored prefix."""
-        import torch
-        from transformers import DynamicCache
-
-        needed = {node for each in wanted for node in trie.ancestors(each)}  # what only ends an action is not read
-        nodes = sorted(needed)  # parents come first
-        row = {0: -1, **{node: place for place, node in enumerate(nodes)}}
-        with torch.inference_mode():
-            cache, known = DynamicCache(), 0
-            prefix, shared = self._nearest(prompt)
-            if prefix is not None and shared:
-                known = min(shared, len(prompt) - 1)
-                for layer, (keys, values) in enumerate(self._prefixes[prefix]):
-                    cache.update(keys[:, :, :known], values[:, :, :known], layer)
-                self._prefixes.move_to_end(prefix)
-            fresh = len(prompt) - known
-            tokens = [*prompt[known:], *(trie.tokens[node] for node in nodes)]
-            positions = [*range(known, len(prompt)), *(len(prompt) - 1 + trie.depths[node] for node in nodes)]
-            allowed = np.zeros((len(tokens), known + len(tokens)), dtype=bool)
-            allowed[:, :known] = True
-            allowed[:fresh, known : known + fresh] = np.tri(fresh, dtype=bool)
-            for place, node in enumerate(nodes):
-                allowed[fresh + place] = allowed[fresh + row[trie.parents[node]]]
-                allowed[fresh + place, known + fresh + place] = True
-            mask = torch.zeros(allowed.shape, dtype=self.model.dtype)
-            mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(self.model.dtype).min)
-            hidden = self.model.model(
-                input_ids=torch.tensor([tokens]),
-                attention_mask=mask[None, None],
-                position_ids=torch.tensor([positions]),
-                use_cache=True,
-                **{self._cache_word: cache},
-            ).last_hidden_state[0]
-            rows = [fresh + row[node] for node in wanted]
-            logits = self.model.lm_head(hidden[rows]).float()
-            self._keep(prompt, cache)
-        self.ledger.record(purpose, Usage(1, len(prompt) + len(nodes), known, 0), {})
-        return logits
-
-    def _nearest(self, prompt: Ids) -> tuple[Ids | None, int]:
-        best, shared = None, 0
-        for stored in self._prefixes:
-            length = _common(stored, prompt) if stored[: shared + 1] == prompt[: shared + 1] else 0
-            if length > shared:
-                best, shared = stored, length
-        return best, shared
-
-    def _keep(self, prompt: Ids, cache: Any) -> None:
-        n = len(prompt)
-        layers = [(layer.keys[:, :, :n].clone(), layer.values[:, :, :n].clone()) for layer in cache.layers]
-        if prompt in self._prefixes:
-            self._bytes -= _size(self._prefixes.pop(prompt))
-        self._prefixes[prompt] = layers
-        self._bytes += _size(layers)
-        while self._bytes > self._limit and len(self._prefixes) > 1:
-            self._bytes -= _size(self._prefixes.popitem(last=False)[1])
+    def _read(self, group: Group, wanted: Sequence[Sequence[int]], purpose: Purpose, *, scored: bool) -> list[Any]:
+        """Read and book it: a call a prompt that is read for the first time; nodes of its trie where they are given
+        text (what is sampled is booked as such)."""
+        calls = prompt = cached = 0
+        if group.fresh:
+            calls, cached = len(group.prompts), sum(group.known)
+            prompt = sum(map(len, group.prompts)) + (sum(map(len, wanted)) - calls if scored else 0)
+        found = group.read(wanted)
+        self.ledger.record(purpose, Usage(calls, prompt, cached, 0), {})
+        return found
 
     # Sampling
 
@@ -291,17 +215,30 @@ class LocalModel:
         settings: Sampling,
         *,
         purpose: Purpose,
-        likely: Sequence[Sequence[Ids]] | None = None,
     ) -> list[Sample]:
         """One answer for each prompt and seed; log probabilities are those at the settings' temperature."""
         ids = await self._prompt_ids(prompts)
-        results: list[Sample | None] = [None] * len(ids)
-        for place in sorted(range(len(ids)), key=lambda i: ids[i]):
-            hints = () if likely is None else likely[place]
-            results[place] = self._answer(ids[place], draws[place], settings, hints, purpose)
-        done = sum(len(sample.ids or ()) for sample in results if sample is not None)
-        self.ledger.record(purpose, Usage(0, 0, 0, done), {})
-        return [sample for sample in results if sample is not None]
+        answers = [
+            _Answer(prompt, self._memo(prompt, settings), draws_of(settings.max_tokens, "tokens", seed))
+            for prompt, seed in zip(ids, draws, strict=True)
+        ]
+        owing: dict[Ids, list[_Answer]] = {}
+        for answer in answers:
+            if not self._advance(answer, settings, purpose):
+                owing.setdefault(answer.prompt, []).append(answer)
+        tries = [some[0].memo.trie for some in owing.values()]
+        for members, group in self.reader.groups(list(owing), tries, 1):
+            rows = [owing[group.prompts[row]] for row in range(len(members))]
+            while any(rows):
+                wanted = [sorted({answer.node for answer in some}) for some in rows]
+                for some, nodes, logits in zip(
+                    rows, wanted, self._read(group, wanted, purpose, scored=False), strict=True
+                ):
+                    if nodes:
+                        self._remember(some[0].memo, nodes, _probabilities(logits, settings))
+                rows = [[a for a in some if not self._advance(a, settings, purpose)] for some in rows]
+        self.ledger.record(purpose, Usage(0, 0, 0, sum(len(answer.ids) for answer in answers)), {})
+        return [Sample(a.text, None, tuple(a.ids), tuple(a.logprobs), a.finish) for a in answers]
 
     async def _prompt_ids(self, prompts: Sequence[Prompt]) -> list[Ids]:
         ids: list[Ids] = []
@@ -314,40 +251,35 @@ class LocalModel:
                 ids.append(prompt)  # type: ignore[arg-type]
         return ids
 
-    def _answer(self, prompt: Ids, seed: int, settings: Sampling, likely: Sequence[Ids], purpose: Purpose) -> Sample:
-        memo = self._memo(prompt, settings, likely, purpose)
-        words = draws(settings.max_tokens, "tokens", seed)
-        node, drawn, logprobs, text, finish = 0, list[int](), list[float](), "", "length"
-        for word in words:
-            token, logprob = self._token(prompt, memo, node, word, settings, purpose)
-            drawn.append(token)
-            logprobs.append(logprob)
+    def _advance(self, answer: _Answer, settings: Sampling, purpose: Purpose) -> bool:
+        """Draw tokens as far as distributions are known; whether the answer is complete."""
+        memo = answer.memo
+        while len(answer.ids) < settings.max_tokens and answer.finish == "length":
+            if answer.node not in memo.cumulative:
+                return False
+            token, logprob = self._token(answer, settings, purpose)
+            answer.ids.append(token)
+            answer.logprobs.append(logprob)
             if token == self.tokenizer.eos_token_id:
-                finish = "stop"
+                answer.finish = "stop"
                 break
-            node = memo.trie.child(node, token)
-            text = self.tokenizer.decode(drawn, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            answer.node = memo.trie.child(answer.node, token)
+            text = memo.texts.get(answer.node)
+            if text is None:
+                text = memo.texts[answer.node] = self.tokenizer.decode(
+                    answer.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
             places = [place for mark in settings.stop if (place := text.find(mark)) >= 0]
-            if places:
-                text, finish = text[: min(places)], "stop"
-                break
-        return Sample(text, None, tuple(drawn), tuple(logprobs), finish)
+            answer.text = text[: min(places)] if places else text
+            answer.finish = "stop" if places else "length"
+        return True
 
-    def _memo(self, prompt: Ids, settings: Sampling, likely: Sequence[Ids], purpose: Purpose) -> _Memo:
+    def _memo(self, prompt: Ids, settings: Sampling) -> _Memo:
         key = (prompt, settings.temperature, settings.top_p)
-        memo = self._memos.get(key)
-        if memo is None:
-            memo = _Memo(Trie(), {}, {}, {})
-            for ids in likely:
-                memo.trie.add(ids)
-            inner = [node for node in range(len(memo.trie.tokens)) if node == 0 or memo.trie.children[node]]
-            logits = self._forward(prompt, memo.trie, inner, purpose)
-            self._remember(memo, inner, _probabilities(logits, settings))
-            self._memos[key] = memo
-            if len(self._memos) > _MEMO:
-                self._memos.popitem(last=False)
-        else:
-            self._memos.move_to_end(key)
+        memo = self._memos.pop(key, None) or _Memo(Trie(), {}, {}, {}, {})
+        self._memos[key] = memo
+        if len(self._memos) > _MEMO:
+            self._memos.popitem(last=False)
         return memo
 
     @staticmethod
@@ -359,17 +291,14 @@ class LocalModel:
             memo.cumulative[node] = sums[k]
             memo.logprobs[node] = top[k].log().float().numpy()
 
-    def _token(
-        self, prompt: Ids, memo: _Memo, node: int, word: int, settings: Sampling, purpose: Purpose
-    ) -> tuple[int, float]:
-        """The token a 64-bit word draws at a node, the likeliest tokens first, and its log probability."""
-        if node not in memo.cumulative:
-            self._remember(memo, [node], self._row(prompt, memo, node, settings, purpose))
+    def _token(self, answer: _Answer, settings: Sampling, purpose: Purpose) -> tuple[int, float]:
+        """The token that the answer's next 64-bit word draws, the likeliest tokens first, and its log probability."""
+        memo, node, word = answer.memo, answer.node, answer.words[len(answer.ids)]
         share = (word >> 11) * _STEP if settings.temperature else 0.0
         place = bisect_right(memo.cumulative[node], share)
         if place < len(memo.cumulative[node]):
             return int(memo.ids[node][place]), float(memo.logprobs[node][place])
-        cumulative, ids, last = self._whole(prompt, memo, node, settings, purpose)
+        cumulative, ids, last = self._whole(answer.prompt, memo, node, settings, purpose)
         place = min(int(np.searchsorted(cumulative, share, side="right")), last)
         return int(ids[place]), math.log(cumulative[place] - (cumulative[place - 1] if place else 0.0))
 
@@ -378,18 +307,15 @@ class LocalModel:
         key = (prompt, tuple(memo.trie.path(node)), settings.temperature, settings.top_p)
         found = self._rows.pop(key, None)
         if found is None:
-            (row,) = self._row(prompt, memo, node, settings, purpose)
+            ((_, group),) = self.reader.groups([prompt], [memo.trie], 1)
+            ((logits,),) = self._read(group, [[node]], purpose, scored=False)
+            row = _probabilities(logits, settings)
             ordered, ids = row.double().sort(descending=True, stable=True)
             found = ordered.cumsum(-1).numpy(), ids.int().numpy(), int((ordered > 0).sum()) - 1
         self._rows[key] = found
         if len(self._rows) > _ROWS:
             self._rows.popitem(last=False)
         return found
-
-    def _row(self, prompt: Ids, memo: _Memo, node: int, settings: Sampling, purpose: Purpose) -> Any:
-        path = Trie()
-        nodes = path.add(memo.trie.path(node))
-        return _probabilities(self._forward(prompt, path, [nodes[-1] if nodes else 0], purpose), settings)
 
 
 def _probabilities(logits: Any, settings: Sampling) -> Any:
@@ -403,24 +329,6 @@ def _probabilities(logits: Any, settings: Sampling) -> Any:
         found = torch.zeros_like(found).scatter(-1, ids, ordered)
         found = found / found.sum(-1, keepdim=True)
     return found
-
-
-def _common(a: Ids, b: Ids) -> int:
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    low, high = 0, n
-    while low < high:  # the first difference, by halving
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _size(layers: Sequence[tuple[Any, Any]]) -> int:
-    return sum(t.numel() * t.element_size() for pair in layers for t in pair)
 
 
 # Weights ----------------------------------------------------------------------------------------------------------

@@ -77,9 +77,8 @@ class Backend(Protocol):
         settings: Sampling,
         *,
         purpose: Purpose,
-        likely: Sequence[Sequence[Ids]] | None = None,
     ) -> list[Sample]:
-        """One answer for each prompt and draw. likely: answers that are probable, a hint for speed only."""
+        """One answer for each prompt and draw."""
         ...
 
     async def score(
@@ -111,7 +110,6 @@ class ServerBackend:
         settings: Sampling,
         *,
         purpose: Purpose,
-        likely: Sequence[Sequence[Ids]] | None = None,
     ) -> list[Sample]:
         """See `Client.sample`."""
         return await self.client.sample(prompts, draws, settings, purpose=purpose)

@@ -283,11 +283,7 @@ class LLMPolicy:
 
     async def _sampled(self, requests: Sequence[History], seeds: Sequence[int], purpose: Purpose) -> list[Proposal]:
         prompts = await self.prompts(requests)
-        likely = None
-        if not isinstance(self.backend, ServerBackend):
-            actions = await self._actions([history.turn.admissible for history in requests])
-            likely = [[ids for ids, _, _ in some] for some in actions]
-        samples = await self.backend.sample(prompts, seeds, self._sampling, purpose=purpose, likely=likely)
+        samples = await self.backend.sample(prompts, seeds, self._sampling, purpose=purpose)
         return [self._proposal(sample, history) for sample, history in zip(samples, requests, strict=True)]
 
     def _proposal(self, sample: Sample, history: History) -> Proposal:

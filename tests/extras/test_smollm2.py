@@ -169,10 +169,9 @@ def test_sampling_through_the_trie_follows_the_model(model: LocalModel, world: E
     history = walk(world, 1)
     (prompt,) = run(policy._ids([history], None))
     seeds = draws(1200, "samples")
-    likely = [[ids for ids, _, _ in run(policy._actions([history.turn.admissible]))[0]]] * len(seeds)
     settings = Sampling(temperature=1.6, max_tokens=1, stop=("\n",))
-    samples = run(model.sample([prompt] * len(seeds), seeds, settings, purpose="roll", likely=likely))
-    again = run(model.sample([prompt] * 20, seeds[:20], settings, purpose="roll"))  # from the memo, without a hint
+    samples = run(model.sample([prompt] * len(seeds), seeds, settings, purpose="roll"))
+    again = run(model.sample([prompt] * 20, seeds[:20], settings, purpose="roll"))  # from the memo
     assert again == samples[:20]
     with torch.inference_mode():
         row = torch.softmax(model.model(torch.tensor([prompt])).logits[0, -1].float() / 1.6, -1).double().numpy()
@@ -185,6 +184,29 @@ def test_sampling_through_the_trie_follows_the_model(model: LocalModel, world: E
     for sample in samples[:10]:
         whole = (*prompt, sample.ids[0])
         assert sample.logprobs[0] == pytest.approx(math.log(row[whole[-1]]), abs=1e-3)
+
+
+def test_what_is_read_together_is_read_as_if_alone(model: LocalModel, world: Environment) -> None:
+    """Prompts of other lengths, one beginning like another, several draws each: the same answers, and the log
+    probabilities of plain passes."""
+    policy = LLMPolicy("local", model, TRANSCRIPT, SAMPLE)
+    prompts = run(policy._ids([walk(world, steps) for steps in (0, 1, 2, 5, 12)], None))
+    asked = [prompt for prompt in prompts for _ in range(3)]
+    seeds = draws(len(asked), "together")
+    settings = Sampling(temperature=1.3, max_tokens=6, stop=("\n",))
+
+    def fresh() -> LocalModel:
+        return LocalModel(model.model, model.tokenizer, model.about, 200)
+
+    together = run(fresh().sample(asked, seeds, settings, purpose="roll"))
+    for prompt, seed, sample in list(zip(asked, seeds, together, strict=True))[::4]:
+        (alone,) = run(fresh().sample([prompt], [seed], settings, purpose="roll"))
+        assert alone.ids == sample.ids and alone.logprobs == pytest.approx(sample.logprobs, abs=1e-4)
+        with torch.inference_mode():
+            whole = torch.tensor([[*prompt, *sample.ids]])
+            rows = torch.log_softmax(model.model(whole, use_cache=False).logits[0, len(prompt) - 1 : -1] / 1.3, -1)
+        assert sample.logprobs == pytest.approx([rows[k, i].item() for k, i in enumerate(sample.ids)], abs=1e-4)
+    assert len({sample.text for sample in together}) > 5
 
 
 def test_collect_replay_score_judge(model: LocalModel, server: Loopback, world: Environment, tmp_path: Path) -> None:
@@ -221,7 +243,7 @@ def test_in_process_replay_with_exact_probabilities(model: LocalModel, world: En
     drawn = [p for p in run(plain.propose([history] * 6, seeds=draws(6, "plain"))) if p.logprob is not None]
     assert drawn
     (scored,) = run(plain.logprobs([history], [drawn[0].command]))
-    assert drawn[0].logprob == pytest.approx(scored, abs=1e-4), "what was drawn and what is scored differ"
+    assert drawn[0].logprob == pytest.approx(scored, abs=5e-4), "what was drawn and what is scored differ"
 
 
 def test_the_probe_finds_what_the_server_can_do(server: Loopback) -> None:
