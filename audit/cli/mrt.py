@@ -230,8 +230,11 @@ def validate(
     click.echo(
         f"\ngains over never treating: trial (g-estimation) beside direct Monte Carlo\n{as_text(found.gain_table())}"
     )
+    share, error = found.agreement
     click.echo(f"direct gain inside the 95 % interval: {found.share:.3f} of {len(found.gains)}")
-    click.echo("\nblips: trial beside forks (inside: of an interval that counts the forks' own noise)")
+    spread = "" if error != error else f", standard error over trials {error:.3f}"
+    click.echo(f"agrees with the direct gain, whose own noise is counted: {share:.3f}{spread}")
+    click.echo("\nblips: trial beside forks (agrees: inside the interval of the difference, the forks' noise counted)")
     click.echo(as_text(found.blip_table()))
     click.echo(f"\ncost\n{as_text(found.cost)}")
 

@@ -40,9 +40,10 @@ class Validation:
     """Estimates of trials beside direct Monte Carlo.
 
     blips, gains: a row a repeat and effect: repeat, effect (gains: the policy; blips: continuation, method, group),
-    estimate, se, low, high, direct, direct_se, inside (gains: is the direct figure inside the interval; blips: inside
-    it once the forks' own noise is counted). cost: rollouts by purpose. never: the chance of winning without treatment,
-    by direct Monte Carlo.
+    estimate, se, low, high, direct, direct_se, agrees (is their difference inside its 95 % interval, which counts the
+    noise of the direct figure too; this holds 95 % of the time if both are right). gains have inside as well: is the
+    direct figure inside the trial's own interval, so that its noise counts against the trial. cost: rollouts by
+    purpose. never: the chance of winning without treatment, by direct Monte Carlo.
     """
 
     gains: pd.DataFrame
@@ -65,23 +66,36 @@ class Validation:
         against the trial."""
         return float(self.gains["inside"].mean())
 
+    @property
+    def agreement(self) -> tuple[float, float]:
+        """Share of gains that agree with the direct ones once its noise is counted, and the standard error of this
+        share over trials (NaN for one): gains of one trial are hit or missed together, so that repeats count, not
+        repeats times policies. The direct figures are the same for all repeats, which this error leaves out."""
+        by_trial = self.gains.groupby("repeat")["agrees"].mean()
+        error = float(by_trial.std(ddof=1) / math.sqrt(len(by_trial))) if len(by_trial) > 1 else math.nan
+        return float(by_trial.mean()), error
+
 
 def _over_repeats(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """One repeat: its estimates as they are. More: mean estimate, bias, the estimates' spread beside the mean standard
-    error, and the share of intervals that hold the direct figure."""
+    """One repeat: its estimates as they are. More: mean estimate, bias with its standard error (of the repeats and of
+    the direct figure), the estimates' spread beside the mean standard error, and the shares that are inside or
+    agree."""
     if rows["repeat"].nunique() < 2:
         return rows.drop(columns="repeat")
     found = rows.groupby(keys, sort=False)
+    shares = {name: (name, "mean") for name in ("inside", "agrees") if name in rows.columns}
     table = found.agg(
         direct=("direct", "first"),
         direct_se=("direct_se", "first"),
         mean_estimate=("estimate", "mean"),
         spread=("estimate", "std"),
         mean_se=("se", "mean"),
-        inside=("inside", "mean"),
         repeats=("estimate", "count"),
+        **shares,
     ).reset_index()
     table.insert(len(keys) + 3, "bias", table["mean_estimate"] - table["direct"])
+    error = np.hypot(table["spread"] / np.sqrt(table["repeats"]), table["direct_se"])
+    table.insert(len(keys) + 4, "bias_se", error)
     return table
 
 
@@ -292,7 +306,7 @@ def _gain_rows(effects: Effects, values: Mapping[str, Direct]) -> pd.DataFrame:
     table["direct"] = [values[name].mean - never.mean for name in table["policy"]]
     table["direct_se"] = [float(np.hypot(values[name].se, never.se)) for name in table["policy"]]
     table["inside"] = (table["low"] <= table["direct"]) & (table["direct"] <= table["high"])
-    return table
+    return table.assign(agrees=_agrees(table))
 
 
 def _blip_rows(effects: Effects, method: str, continuation: str, forks: pd.DataFrame) -> pd.DataFrame:
@@ -302,12 +316,14 @@ def _blip_rows(effects: Effects, method: str, continuation: str, forks: pd.DataF
     table.insert(0, "continuation", continuation)
     here = forks[forks["continuation"] == continuation]
     table = table.merge(here[["group", "direct", "direct_se"]], on="group", how="left")
-    # The forked blips have noise of their own, often as large: held against the interval for the difference.
+    return table.assign(agrees=_agrees(table))
+
+
+def _agrees(table: pd.DataFrame) -> pd.Series:
+    """Is estimate - direct inside its 95 % interval, the noise of both counted? Missing where either is."""
     there = table["estimate"].notna() & table["direct"].notna()
     half = np.hypot((table["high"] - table["low"]) / 2, stats.norm.isf(0.025) * table["direct_se"])
-    inside = (table["estimate"] - table["direct"]).abs() <= half
-    table["inside"] = inside.astype(float).where(there)
-    return table
+    return ((table["estimate"] - table["direct"]).abs() <= half).astype(float).where(there)
 
 
 def _cost(

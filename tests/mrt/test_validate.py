@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +14,7 @@ from audit.mrt import MRTData, policy_gain
 from audit.mrt.reading import default_model, default_policies, gains, model_for, read
 from audit.mrt.rules import read_rule, read_rules
 from audit.mrt.trial import Design, Trial, simulate
-from audit.mrt.validate import Validation, validate
+from audit.mrt.validate import Validation, _agrees, validate
 from envs import InputError, games, make
 from tests.mrt.worlds import Right, Wanderer, exact_chain
 
@@ -79,7 +80,20 @@ def test_repeats_are_summed_up(found: Validation) -> None:
     assert list(table["repeats"]) == [3, 3] and len(again.gains) == 6
     assert again.gains.groupby("policy")["estimate"].nunique().min() == 3  # trials of their own
     assert table["bias"].to_numpy() == pytest.approx((table["mean_estimate"] - table["direct"]).to_numpy())
-    assert 0 <= again.share <= 1
+    assert {"inside", "agrees", "bias_se"} <= set(table.columns)
+    # The direct figure's noise widens the interval, so that what is inside agrees.
+    assert (again.gains["agrees"] >= again.gains["inside"]).all()
+    share, error = again.agreement
+    by_trial = again.gains.groupby("repeat")["agrees"].mean()
+    assert share == pytest.approx(by_trial.mean()) and error == pytest.approx(by_trial.std() / np.sqrt(3))
+    assert 0 <= again.share <= share <= 1
+
+
+def test_noise_of_the_direct_figure_counts_once() -> None:
+    """A direct figure 2.2 standard errors of the trial away: outside, but no disagreement if it is as noisy itself."""
+    rows = pd.DataFrame({"estimate": [0.5] * 3, "direct": [0.28, 0.28, np.nan], "direct_se": [0.01, 0.1, 0.1]})
+    rows["low"], rows["high"] = 0.5 - 0.196, 0.5 + 0.196
+    assert _agrees(rows).tolist()[:2] == [0.0, 1.0] and np.isnan(_agrees(rows)[2])
 
 
 @pytest.mark.slow
