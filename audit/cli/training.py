@@ -91,7 +91,12 @@ def arms(
     )
     click.echo(study.contrasts.headline())
     response = study.contrasts.dose
-    for table in (study.arms.summary(), study.trained.summary(), study.contrasts.summary()):
+    for table in (
+        study.arms.summary(),
+        study.trained.summary(),
+        study.levels.summary(),
+        study.contrasts.summary(),
+    ):
         click.echo(f"\n{as_text(table)}")
     if response is not None:
         click.echo(f"\nSuccess against log10 of {response.by}:\n{as_text(response.summary())}")

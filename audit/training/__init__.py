@@ -13,12 +13,14 @@ much they are trained before they differ in what on; here doses are equal unless
 from audit.training.contrasts import Contrasts, contrast
 from audit.training.dose import Doses, Recipe, match, unmatched
 from audit.training.examples import Examples, examples_of, examples_of_run
+from audit.training.levels import ArmLevels, arm_levels
 from audit.training.outcomes import export, play, read_outcomes
 from audit.training.response import DoseResponse, dose_response
 from audit.training.rules import Arms, Rule, arms, seven
 from audit.training.trainer import Trained, train
 
 __all__ = [
+    "ArmLevels",
     "Arms",
     "Contrasts",
     "DoseResponse",
@@ -27,6 +29,7 @@ __all__ = [
     "Recipe",
     "Rule",
     "Trained",
+    "arm_levels",
     "arms",
     "contrast",
     "dose_response",

@@ -230,7 +230,7 @@ def contrast(
     else:
         outcomes, given = source, "the training data that were used"
     outcomes = checked(outcomes)
-    tables = {str(dose): _table(part) for dose, part in outcomes.groupby("dose", sort=False)}
+    tables = {str(dose): success_table(part) for dose, part in outcomes.groupby("dose", sort=False)}
     arms = list(dict.fromkeys(outcomes["arm"]))
     controls = controls or {name: name[7:] for name in arms if name.startswith("random:") and name[7:] in arms}
     confirmatory = list(pairs) if pairs is not None else [(arm, control) for control, arm in controls.items()]
@@ -259,7 +259,7 @@ def contrast(
     return Contrasts(frame, outcomes, response, alpha, sesoi, power, given, tuple(judged))
 
 
-def _table(part: pd.DataFrame) -> dict[str, Floats]:
+def success_table(part: pd.DataFrame) -> dict[str, Floats]:
     """arm -> (seeds, tasks) outcomes, seeds and tasks in one order."""
     wide = part.pivot(index=["arm", "seed"], columns="task", values="won").sort_index()
     return {arm: wide.loc[arm].to_numpy(dtype=float) for arm in dict.fromkeys(part["arm"])}

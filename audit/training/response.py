@@ -32,13 +32,15 @@ class DoseResponse:
     row a set (and one for all): arms, spread (standard deviation of the arms' success), slope (success per tenfold
     dose) with interval, explained (R^2: share of the spread that dose explains) with bootstrap interval, by_chance
     (R^2 expected with no relation, 1/(arms - 1)), p, reason.
-    by: the figure. undosed: arms without a dose; they have no place on the axis.
+    by: the figure. undosed: arms without a dose; they have no place on the axis, and idle, their mean success (NaN
+    without any), is a line across it.
     """
 
     frame: pd.DataFrame
     fits: pd.DataFrame
     by: str
     undosed: tuple[str, ...]
+    idle: float = math.nan
 
     def to_frame(self) -> pd.DataFrame:
         """The points."""
@@ -72,6 +74,8 @@ class DoseResponse:
             ax.plot([], [], "o", color=PALETTE[arms.index(name) % len(PALETTE)], label=name)
         ax.plot([], [], "s", color="#777777", label="random control")
         ax.plot([], [], "o", color="#777777", markerfacecolor="white", label=f"not {first}")
+        if math.isfinite(self.idle):
+            ax.axhline(self.idle, color="black", linewidth=0.8, linestyle="--", label=", ".join(self.undosed))
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
         ax.xaxis.set_major_formatter(lambda level, place: f"{level:g}")
@@ -100,11 +104,11 @@ def dose_response(
     level = pd.to_numeric(frame[by], errors="coerce").groupby([frame["dose"], frame["arm"]], sort=False).mean()
     rows: list[dict[str, Any]] = []
     tables: list[Floats] = []
-    undosed: dict[str, None] = {}
+    undosed: dict[str, list[float]] = {}
     for (dose, arm), part in sets.groupby(["dose", "arm"], sort=False):
         value = float(level.get((dose, arm), math.nan))
         if not value > 0:
-            undosed[str(arm)] = None
+            undosed.setdefault(str(arm), []).append(float(part["won"].mean()))
             continue
         table = part.pivot(index="seed", columns="task", values="won").sort_index().to_numpy(dtype=float)
         rows.append(
@@ -119,7 +123,8 @@ def dose_response(
     if len(names) > 1:
         parts.append(("all", np.arange(len(points))))
     fits = [{"dose": name, **_fit(points, tables, rows_, resamples, seed)} for name, rows_ in parts]
-    return DoseResponse(points, pd.DataFrame(fits), by, tuple(undosed))
+    idle = float(np.nanmean([rate for rates in undosed.values() for rate in rates])) if undosed else math.nan
+    return DoseResponse(points, pd.DataFrame(fits), by, tuple(undosed), idle)
 
 
 def _fit(

@@ -29,6 +29,7 @@ from audit.study import replay_study
 from audit.training.contrasts import Contrasts, contrast
 from audit.training.dose import Across, Doses, Recipe, fold_of, match, unmatched
 from audit.training.examples import examples_of
+from audit.training.levels import ArmLevels, arm_levels
 from audit.training.outcomes import read_outcomes
 from audit.training.rules import Arm, Arms, Rule, arms, seven
 from audit.training.trainer import Key, Trained, train
@@ -224,14 +225,21 @@ class ArmsStudy:
     contrasts: Contrasts
     marks: tuple[str, ...]
 
+    @property
+    def levels(self) -> ArmLevels:
+        """Each arm on its own, beside the untrained policy."""
+        return arm_levels(self.contrasts, self.trained.to_frame())
+
     def save(self, folder: Path) -> None:
-        """Write ledger, outcomes and contrasts (CSV), what was decided before (JSON), forest and dose scatter (PNG)."""
+        """Write ledger, outcomes, levels and contrasts (CSV), what was decided before (JSON), and the figures (PNG):
+        forest of contrasts, forest of arms, dose scatter."""
         from matplotlib.figure import Figure
 
         folder.mkdir(parents=True, exist_ok=True)
         tables = {
             "arms": self.arms.to_frame(),
             "ledger": self.trained.to_frame(),
+            "levels": self.levels.to_frame(),
             "contrasts": self.contrasts.to_frame(),
             "outcomes": self.contrasts.outcomes,
         }
@@ -240,9 +248,11 @@ class ArmsStudy:
         result = self.contrasts
         about = {key: getattr(result, key) for key in ABOUT} | {"marks": list(self.marks)}
         write_whole(folder / "study.json", json.dumps(about, indent=1) + "\n")
-        plots = {"forest": self.contrasts.plot, **({"dose": self.contrasts.dose.plot} if self.contrasts.dose else {})}
+        plots = {"forest": self.contrasts.plot, "arms": self.levels.plot}
+        if self.contrasts.dose is not None:
+            plots["dose"] = self.contrasts.dose.plot
         for name, plot in plots.items():
-            figure = Figure(figsize=(6.4, 4.4) if name == "forest" else (5.6, 4), layout="constrained")
+            figure = Figure(figsize=(5.6, 4) if name == "dose" else (6.4, 4.4), layout="constrained")
             plot(figure.subplots())
             figure.savefig(folder / f"{name}.png", dpi=110)
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 
-from audit.training import contrast, dose_response, read_outcomes
+from audit.training import arm_levels, contrast, dose_response, read_outcomes
 from audit.training.contrasts import paired
 from envs.core import InputError
 
@@ -171,3 +171,34 @@ def test_bad_outcomes_are_refused(change: object, says: str, tmp_path: Path) -> 
     change(table({"random:a": 0.4, "a": 0.6}, seeds=2, tasks=12)).to_csv(path, index=False)  # type: ignore[operator]
     with pytest.raises(InputError, match=says):
         read_outcomes(path)
+
+
+def test_levels_show_arms_beside_the_untrained_policy() -> None:
+    arms = {"untrained": 0.6, "all steps": 0.5, "a": 0.45, "random:a": 0.2}
+    outcomes = table(arms, seeds=5, tasks=80)
+    lost = outcomes["arm"].eq("a") & outcomes["task"].eq("t3") & outcomes["seed"].eq(0)
+    outcomes.loc[lost, "won"] = np.nan
+    ledger = pd.DataFrame(
+        {"dose": "matched", "arm": list(arms), "seed": 0, "effective": [0.0, 9, 9, 9], "steps": [0, 4, 4, 4]}
+    )
+    study = contrast(outcomes, ledger=ledger)
+    levels = arm_levels(study, ledger)
+    frame = levels.to_frame().set_index("arm")
+    whole = outcomes[outcomes["task"].ne("t3")]
+    rate = whole.groupby("arm")["won"].mean()
+    assert frame.loc["a", "success"] == pytest.approx(rate["a"])
+    assert frame.loc["a", "gain"] == pytest.approx(rate["a"] - rate["untrained"])
+    assert frame.loc["random:a", "success"] == pytest.approx(outcomes.query("arm == 'random:a'")["won"].mean())
+    assert frame.loc["random:a", "gain_high"] < 0
+    # The same difference, interval and adjusted p as the contrast itself has; only arms with a control have one.
+    row = study.frame.set_index(["arm", "against"]).loc[("a", "random:a")]
+    assert frame.loc["a", "over_control"] == row["estimate"] and frame.loc["a", "p_holm"] == row["p_holm"]
+    assert frame["over_control"].notna().sum() == 1 and np.isnan(frame.loc["untrained", "gain"])
+    assert frame.loc["a", "effective"] == 9 and frame["displacement"].isna().all()
+    assert (frame["low"] < frame["success"]).all() and (frame["success"] < frame["high"]).all()
+    wide = levels.conf_int(0.01)
+    assert (wide["low"].to_numpy() <= levels.frame["low"]).all()
+    ax = levels.plot()
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(arms)
+    assert study.dose is not None and study.dose.idle == pytest.approx(levels.untrained)
+    assert np.isnan(arm_levels(contrast(table({"random:a": 0.3, "a": 0.6}))).frame["gain"]).all()

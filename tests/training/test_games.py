@@ -157,7 +157,8 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
     for figure in ("!! arm judge is absent", "(locked)", "random:causal", "displacement", "by_chance", "mde"):
         assert figure in answer.output
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "arms.csv", "ledger.csv", "contrasts.csv", "outcomes.csv", "forest.png", "dose.png",
+        "arms.csv", "ledger.csv", "levels.csv", "contrasts.csv", "outcomes.csv", "study.json", "arms.png", "forest.png",
+        "dose.png",
     }  # fmt: skip
     assert audit.load(run.directory.path).effects.equals(run.effects)
 
