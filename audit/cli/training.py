@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -16,7 +17,12 @@ from envs.core import InputError
 @click.option("--env", help="Held-out games, e.g. alfworld:valid_unseen; default: the plan's.")
 @click.option("--train-env", help="The run's games, where they are not the set it names.")
 @click.option(
-    "--policy", type=click.Path(path_type=Path, dir_okay=False), help="The run's policy, if not a shipped one."
+    "--policy",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The run's policy, if not a shipped one; or a language model's .toml, which is trained instead.",
+)
+@click.option(
+    "--method", type=click.Choice(["lora", "full"]), default="lora", show_default=True, help="For language models."
 )
 @click.option(
     "--signals",
@@ -32,6 +38,7 @@ def arms(
     env: str | None,
     train_env: str | None,
     policy: Path | None,
+    method: Literal["lora", "full"],
     signals: Path | None,
     out: Path | None,
     new: Path | None,
@@ -41,6 +48,7 @@ def arms(
 
     \b
     Examples:  audit arms runs/hasty --plan preregistration/seven-arms.toml --env generated:60:2
+               audit arms runs/hasty --policy smollm2.toml --plan my-arms.toml --env generated:20:2 --out arms
                audit arms --new my-arms.toml
                audit arms --plan my-arms.toml --lock
     """
@@ -66,7 +74,18 @@ def arms(
     from audit.policies.linear import LinearPolicy
     from audit.results import load
     from audit.summary import as_text
+    from audit.training import LanguageTrainer
+    from audit.training.examples import Checkpoint
+    from audit.training.trainer import Trainer, embedded
 
+    start: Checkpoint | None = None
+    trainer: Trainer = embedded
+    if policy is not None and policy.suffix == ".toml":
+        if out is None:
+            raise InputError("A language model's checkpoints need a place: name a folder with --out.")
+        start, trainer = policy, LanguageTrainer(out / "checkpoints", method)
+    elif policy is not None:
+        start = LinearPolicy.load(policy)
     loaded = load(run)
     beside = run / "signals.parquet"
     source = signals or (beside if beside.exists() else None)
@@ -80,7 +99,8 @@ def arms(
             settings,
             env,
             env=train_env,
-            policy=None if policy is None else LinearPolicy.load(policy),
+            policy=start,
+            trainer=trainer,
             signals=credit,
             progress=progress,
         )
@@ -102,7 +122,8 @@ def arms(
         click.echo(f"\nSuccess against log10 of {response.by}:\n{as_text(response.summary())}")
     if out is not None:
         study.save(out)
-        click.echo(f"\ntables and figures in {out}")
+        also = "" if trainer is embedded else "; trained policies in its folder checkpoints"
+        click.echo(f"\ntables and figures in {out}{also}")
 
 
 COMMANDS = (arms,)

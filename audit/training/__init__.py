@@ -1,4 +1,4 @@
-"""Dose-matched training: arms from credit, a ledger of dose, an embedded trainer, contrasts on held-out tasks.
+"""Dose-matched training: arms from credit, a ledger of dose, trainers (embedded, language models), contrasts.
 
 Knows: nothing itself; it gathers what a script needs. Sparse credit keeps fewer examples, so that arms differ in how
 much they are trained before they differ in what on; here doses are equal unless unequal ones are asked for.
@@ -8,11 +8,15 @@ much they are trained before they differ in what on; here doses are equal unless
     found = arms(run, signals=signals)
     trained = train(match(found), unmatched(found))
     print(contrast(trained, "alfworld:valid_unseen").summary())
+
+A language model learns what it is shown of any run: `arms(run, policy=Path("model.toml"))`, then
+`train(match(found, Recipe(rate=2e-4)), trainer=LanguageTrainer(folder))`.
 """
 
 from audit.training.contrasts import Contrasts, contrast
 from audit.training.dose import Doses, Recipe, match, unmatched
 from audit.training.examples import Examples, examples_of, examples_of_run
+from audit.training.language import LanguageTrainer
 from audit.training.levels import ArmLevels, arm_levels
 from audit.training.outcomes import export, play, read_outcomes
 from audit.training.response import DoseResponse, dose_response
@@ -26,6 +30,7 @@ __all__ = [
     "DoseResponse",
     "Doses",
     "Examples",
+    "LanguageTrainer",
     "Recipe",
     "Rule",
     "Trained",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +19,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from audit.policies import History
+from audit.policies import History, Policy, load_policy
+from audit.policies.linear import LinearPolicy
 from audit.records import Trajectory, content_id, draws
 from audit.rollouts import Start, roll
 from audit.store import write_whole
 from audit.training.dose import Dose, Doses
+from audit.training.examples import Checkpoint, written
 from audit.training.trainer import Trained
 from envs import Game, make
 from envs import games as find_games
@@ -55,7 +56,7 @@ def play(
     rows: list[dict[str, Any]] = []
     for done, ((dose, arm, training_seed), policy) in enumerate(trained.checkpoints.items()):
         progress("held-out games", done, len(trained.checkpoints))
-        fresh = policy.at(policy.temperature)  # what a policy remembers of states goes with it
+        fresh = _opened(policy)
         starts = [
             Start(world, History(world.game_id, world.reset()), budget, streams)
             for world, game in zip(worlds, held_out, strict=True)
@@ -83,6 +84,13 @@ def play(
             )
     progress("held-out games", len(trained.checkpoints), len(trained.checkpoints))
     return pd.DataFrame(rows)
+
+
+def _opened(checkpoint: Checkpoint) -> Policy:
+    """The policy of a checkpoint, one that remembers no state yet: what it will remember goes with it."""
+    if isinstance(checkpoint, LinearPolicy):
+        return checkpoint.at(checkpoint.temperature)
+    return load_policy(str(checkpoint))
 
 
 def checked(outcomes: pd.DataFrame) -> pd.DataFrame:
@@ -155,11 +163,17 @@ SYSTEM = "You act in a text game. Answer with the next command."
 def export(doses: Doses, folder: str | Path, form: Format = "trl") -> pd.DataFrame:
     """Write each run as a dataset with weights, and `arms.json` with the recipe; returns the ledger, with files.
 
-    trl: JSONL in TRL's conversational prompt-completion type (`prompt`, `completion`). verl: parquet of one-turn chats
-    (`messages`, and `prompt` and `response` as text), the history in the user's turn, so that only the step is learned.
-    Both have `weight` (mean 1), `point`, `trajectory` and `step`. TRL and verl do not weigh examples by themselves: the
-    trainer's loss must multiply by `weight`. `arms.json` says how many optimiser steps each run must take. Untrained
-    arms have no dataset.
+    trl: JSONL in TRL's conversational prompt-completion type (`prompt`, `completion`; read and trained on with TRL
+    1.16). verl: parquet of one-turn chats, `messages` for verl's MultiTurnSFTDataset (`data.messages_key`), `prompt`
+    and `response` as text for its older SFTDataset (`data.prompt_key`, `data.response_key`); the history is in the
+    user's turn, since verl learns every assistant's turn of `messages`. Both have `weight` (mean 1), `point`,
+    `trajectory` and `step`.
+
+    What the trainer elsewhere must do, or doses are no longer those of the ledger: multiply the loss of an example by
+    `weight` (neither TRL nor verl does; TRL drops the column before the loss unless remove_unused_columns = False);
+    take `steps` optimiser steps (`arms.json`); cut no example. TRL's default max_length = 1024 cuts the end and then
+    leaves out, without an error, examples whose completion is gone: set max_length = None. verl's raises.
+    Untrained arms have no dataset.
     Raises InputError where the text of a step is not known.
     """
     if form not in ("trl", "verl"):
@@ -172,7 +186,7 @@ def export(doses: Doses, folder: str | Path, form: Format = "trl") -> pd.DataFra
         if not run.steps:
             files.append(None)
             continue
-        name = f"{re.sub(r'[^a-z0-9]+', '-', run.arm.lower()).strip('-')}.seed{run.seed}"
+        name = run.file_name()
         rows = [_row(doses, run, int(i), form) for i in np.flatnonzero(run.weights > 0)]
         files.append(f"{name}.{'jsonl' if form == 'trl' else 'parquet'}")
         if form == "trl":
@@ -203,7 +217,7 @@ def _row(doses: Doses, run: Dose, number: int, form: Format) -> dict[str, Any]:
         raise InputError(f"Trajectory {point['trajectory']}: its text is not here; make examples with `examples_of`.")
     step = int(point["step"])
     turns = _turns(trajectory, step)
-    answer = _answer(trajectory, step)
+    answer = written(trajectory, step)
     about = {
         "weight": float(run.weights[number]),
         "point": str(point["point"]),
@@ -233,9 +247,5 @@ def _turns(trajectory: Trajectory, step: int) -> list[tuple[str, str | None]]:
         observation = trajectory.observations[moment]
         if observation is None:
             raise InputError(f"{trajectory.game_name}: step {moment} has no observation; this log cannot be exported.")
-        turns.append((observation, _answer(trajectory, moment) if moment < step else None))
+        turns.append((observation, written(trajectory, moment) if moment < step else None))
     return turns
-
-
-def _answer(trajectory: Trajectory, step: int) -> str:
-    return trajectory.texts[step] or trajectory.commands[step]

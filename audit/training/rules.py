@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from audit.policies.linear import LinearPolicy
 from audit.records import draws
 from audit.results import Run
-from audit.training.examples import Examples, examples_of_run
+from audit.training.examples import Checkpoint, Examples, examples_of_run
 from envs.core import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -198,7 +197,7 @@ def arms(
     *,
     signals: pd.DataFrame | None = None,
     env: str | None = None,
-    policy: LinearPolicy | None = None,
+    policy: Checkpoint | None = None,
     controls: bool = True,
 ) -> Arms:
     """Apply rules to the steps of a run (or to examples): by default the seven arms.

@@ -28,11 +28,11 @@ from audit.store import write_whole
 from audit.study import replay_study
 from audit.training.contrasts import Contrasts, contrast
 from audit.training.dose import Across, Doses, Recipe, fold_of, match, unmatched
-from audit.training.examples import examples_of
+from audit.training.examples import Checkpoint, examples_of
 from audit.training.levels import ArmLevels, arm_levels
 from audit.training.outcomes import read_outcomes
 from audit.training.rules import Arm, Arms, Rule, arms, seven
-from audit.training.trainer import Key, Trained, train
+from audit.training.trainer import Key, Trained, Trainer, embedded, train
 from envs import Game
 from envs import games as find_games
 from envs.core import InputError
@@ -286,14 +286,16 @@ def arms_study(
     held_out: str | Sequence[Game],
     *,
     env: str | None = None,
-    policy: LinearPolicy | None = None,
+    policy: Checkpoint | None = None,
+    trainer: Trainer = embedded,
     signals: pd.DataFrame | None = None,
     credit: Credit | None = None,
     progress: Progress = _silent,
 ) -> ArmsStudy:
     """Arms of a run, trained matched and unmatched, in the plan's rounds, and compared on held-out games.
 
-    env, policy: the run's games and linear policy, where they are not what the run says. signals: credit by point, for
+    env, policy: the run's games and linear policy, where they are not what the run says; or policy, trainer: a language
+    model's file and a `LanguageTrainer`, for a plan of one round. signals: credit by point, for
     the first round. credit: credit of later rounds (policy, its trajectories, column -> a frame with `point` and that
     column); default: `scored_again`.
     Raises InputError where training games and held-out games overlap, or a round's arm has less than its dose.
@@ -303,11 +305,13 @@ def arms_study(
     trained_on = set(run.trajectories["game"])
     if trained_on & {game.id for game in tests}:
         raise InputError("Held-out games are among the training games; name another set.")
+    if isinstance(policy, Path) and settings.rounds > 1:
+        raise InputError("A language model's arms have one round; replay a trained policy and train on from that run.")
     found = arms(run, settings.rules(), signals=signals, env=env, policy=policy)
     pairs = [(a, b) for a, b in settings.pairs if a in found.by_name and b in found.by_name]
     if not pairs:
         raise InputError("None of the plan's pairs can be compared: their arms are absent (no credit).")
-    trained = train(*settings.doses(found), progress=progress)
+    trained = train(*settings.doses(found), trainer=trainer, progress=progress)
     spec = env or str(run.directory.manifest["env"])
     players = [game for game in find_games(spec) if game.id in trained_on]
     common = _Setting(found, settings, run, players, spec, credit or scored_again(run, spec))
@@ -330,7 +334,8 @@ def arms_study(
         for key, now in pinned.items()
         if getattr(settings, key) not in ("", now)
     ]
-    marks = [*run.marks, *(f"departs from the plan: {change}" for change in departed)]
+    surrogate = ["arms learn from what another policy played"] if found.examples.surrogate() else []
+    marks = [*run.marks, *surrogate, *(f"departs from the plan: {change}" for change in departed)]
     marks += [f"arm {name} is absent: {why}" for name, why in found.absent.items()]
     return ArmsStudy(found, trained, result, tuple(marks))
 
@@ -352,7 +357,7 @@ def _round(number: int, before: Trained, study: _Setting, progress: Progress) ->
     plan, first = study.plan, study.first
     rules = {rule.name: rule for rule in plan.rules()}
     folds = fold_of((game.id for game in study.games), plan.seeds) if plan.across == "folds" else None
-    checkpoints: dict[Key, LinearPolicy] = dict(before.checkpoints)
+    checkpoints: dict[Key, Checkpoint] = dict(before.checkpoints)
     rows = []
     for done, row in enumerate(_records(before.ledger)):
         key: Key = (row["dose"], row["arm"], row["seed"])
@@ -363,6 +368,7 @@ def _round(number: int, before: Trained, study: _Setting, progress: Progress) ->
             stream = draws(1, "round", plan.seed, number, row["seed"])[0] >> 1
             n = len(study.run.trajectories) // (plan.seeds if folds else 1)
             policy = checkpoints[key]
+            assert isinstance(policy, LinearPolicy)  # `arms_study` refuses more rounds for others
             played = list(collect(policy, games, max(1, n), budget=study.run.plan.estimand.budget, seed=stream))
             one = _again(arm, rules, played, policy, study, number)
             doses = match(
@@ -378,7 +384,6 @@ def _round(number: int, before: Trained, study: _Setting, progress: Progress) ->
             step = train(doses, start=policy)
             checkpoints[key] = next(iter(step.checkpoints.values()))
             row = _sum(row, _records(step.ledger)[0])
-            assert first.examples.start is not None
             row["displacement"] = _distance(first.examples.start, checkpoints[key])
         rows.append(row)
     return Trained(checkpoints, pd.DataFrame(rows), before.controls, before.given)
@@ -412,7 +417,8 @@ def _records(ledger: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(column): value for column, value in row.items()} for row in ledger.to_dict("records")]
 
 
-def _distance(start: LinearPolicy, end: LinearPolicy) -> float:
+def _distance(start: Checkpoint | None, end: Checkpoint) -> float:
+    assert isinstance(start, LinearPolicy) and isinstance(end, LinearPolicy)
     a, b = start.weights()["weight"], end.weights()["weight"]
     return float(np.linalg.norm(b - a.reindex(b.index).fillna(0.0)))
 

@@ -1,69 +1,120 @@
-"""The embedded trainer: a weighted conditional logit by a fixed number of optimiser steps.
+"""Training arms at their doses, and the embedded trainer: a weighted conditional logit.
 
-Knows: the loss (weighted negative log likelihood of the steps taken), the optimisers, the order of the examples.
-Hides: the arithmetic on shared rows. Order is common: all arms of one seed go through the examples in one random
-order an epoch, each leaving out what it does not keep. Equal seeds give equal bits on one machine.
+Knows: what a set of trained arms is, whoever trained them (`Trainer`); the embedded trainer's loss (weighted negative
+log likelihood of the steps taken) and optimisers. Hides: the arithmetic on shared rows. Batches and their order come
+from the doses. Equal seeds give equal bits on one machine. Language models: `audit.training.language`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from audit.policies.linear import LinearPolicy
-from audit.training.dose import Dose, Doses, Recipe
-from audit.training.examples import Choices
+from audit.training.dose import Dose, Doses, Recipe, batches
+from audit.training.examples import Checkpoint, Choices
 from envs.core import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Key = tuple[str, str, int]  # dose, arm, seed
+Starts = Checkpoint | Mapping[tuple[str, int], Checkpoint]
 
 _BETA1, _BETA2, _TINY = 0.9, 0.999, 1e-8  # Adam (Kingma and Ba 2015)
+
+
+class Trainer(Protocol):
+    """Trains one arm at its dose.
+
+    Returns the checkpoint and its figures for the ledger: displacement, loss_before and loss_after (weighted mean
+    negative log likelihood of the kept steps, or of some of them). Raises InputError where it cannot train this.
+    """
+
+    def __call__(self, doses: Doses, run: Dose, start: Checkpoint) -> tuple[Checkpoint, dict[str, float]]: ...
 
 
 @dataclass(frozen=True)
 class Trained:
     """Checkpoints by (dose, arm, seed), and the ledger with what training did. controls: random arm -> its arm."""
 
-    checkpoints: Mapping[Key, LinearPolicy]
+    checkpoints: Mapping[Key, Checkpoint]
     ledger: pd.DataFrame
     controls: Mapping[str, str]
     given: str
 
     def to_frame(self) -> pd.DataFrame:
         """The ledger: as `Doses.to_frame`, with displacement (Euclidean, of the weights) and the loss before and after
-        (weighted mean negative log likelihood of the kept examples)."""
+        (weighted mean negative log likelihood of the kept examples; a language model's of up to `probe` of them)."""
         return self.ledger
 
     def summary(self) -> pd.DataFrame:
         """One row an arm: means over seeds."""
-        columns = ["examples", "effective", "steps", "rate_integral", "displacement", "loss_before", "loss_after"]
-        return self.ledger.groupby(["dose", "arm"], sort=False)[columns].mean().reset_index()
+        columns = ["examples", "effective", "steps", "tokens", "rate_integral", "displacement"]
+        columns += ["loss_before", "loss_after"]
+        counted = self.ledger["tokens"].notna().any()
+        means = self.ledger.groupby(["dose", "arm"], sort=False)[[c for c in columns if counted or c != "tokens"]]
+        return means.mean().reset_index()
 
-    def policies(self, dose: str) -> dict[tuple[str, int], LinearPolicy]:
+    def policies(self, dose: str) -> dict[tuple[str, int], Checkpoint]:
         """(arm, seed) -> checkpoint: what the next round starts from."""
         return {(arm, seed): policy for (name, arm, seed), policy in self.checkpoints.items() if name == dose}
 
 
+def embedded(doses: Doses, run: Dose, start: Checkpoint) -> tuple[Checkpoint, dict[str, float]]:
+    """The trainer of linear policies: see the module."""
+    choices = doses.examples.choices
+    if not isinstance(start, LinearPolicy):
+        raise InputError(f"{start}: is a language model; train it with trainer=LanguageTrainer(folder).")
+    if choices is None:
+        raise InputError("These examples have no choices between commands; export the arms and train them elsewhere.")
+    before = dict(start.weights()["weight"])
+    origin = np.array([before.get(name, 0.0) for name in choices.features])
+    theta, losses = fit(choices, run.weights, origin, run.steps, doses.recipe, run.seed, start.temperature)
+    if not np.isfinite(theta).all():
+        raise InputError(f"Arm {run.arm}, seed {run.seed}: training diverged; lower the learning rate.")
+    weights = {**before, **dict(zip(choices.features, theta.tolist(), strict=True))}
+    about = {
+        "start": start.describe()["weights"],
+        "arm": run.arm,
+        "dose": doses.dose,
+        "seed": run.seed,
+        "steps": run.steps,
+        "examples": hashlib.sha256(run.weights.astype("<f8").tobytes()).hexdigest(),
+    }
+    trained = LinearPolicy(
+        f"{start.name}+{run.arm}",
+        start.groups,
+        {name: weights[name] for name in sorted(weights)},
+        temperature=start.temperature,
+        training=about,
+    )
+    return trained, {
+        "displacement": float(np.linalg.norm(theta - origin)),
+        "loss_before": losses[0],
+        "loss_after": losses[1],
+    }
+
+
 def train(
     *doses: Doses,
-    start: LinearPolicy | Mapping[tuple[str, int], LinearPolicy] | None = None,
+    start: Starts | None = None,
+    trainer: Trainer = embedded,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Trained:
-    """Train every arm at its dose, from the policy that was replayed (or from `start`, by arm and seed where rounds
-    follow each other). Untrained arms are the start itself.
+    """Train every arm at its dose, from the policy of the examples (or from `start`, by arm and seed where rounds
+    follow each other). Untrained arms are the start itself. trainer: `LanguageTrainer` for language models.
 
-    Raises InputError where two sets of doses have one name, or the examples are of a policy that is not linear.
+    Raises InputError where two sets of doses have one name, or the trainer cannot train this policy.
     """
     if not doses or len({one.dose for one in doses}) != len(doses):
         raise InputError("train needs one or more sets of doses, each with a name of its own (match(..., dose=...)).")
-    checkpoints: dict[Key, LinearPolicy] = {}
+    checkpoints: dict[Key, Checkpoint] = {}
     ledgers = []
     total = sum(len(one.runs) for one in doses)
     for one in doses:
@@ -72,7 +123,7 @@ def train(
             progress("train", len(checkpoints), total)
             policy = _start(one, run, start)
             if run.steps:
-                policy, figures = _train(one, run, policy)
+                policy, figures = trainer(one, run, policy)
                 for column, value in figures.items():
                     ledger.loc[row, column] = value
             checkpoints[one.dose, run.arm, run.seed] = policy
@@ -83,48 +134,14 @@ def train(
     return Trained(checkpoints, pd.concat(ledgers, ignore_index=True), controls, given)
 
 
-def _start(
-    doses: Doses, run: Dose, start: LinearPolicy | Mapping[tuple[str, int], LinearPolicy] | None
-) -> LinearPolicy:
+def _start(doses: Doses, run: Dose, start: Starts | None) -> Checkpoint:
     policy = start.get((run.arm, run.seed)) if isinstance(start, Mapping) else start or doses.examples.start
     if policy is None:
         raise InputError(
-            f"Arm {run.arm}, seed {run.seed}: there is no linear policy to start from; policies of other kinds are "
-            f"trained elsewhere (export the arms)."
+            f"Arm {run.arm}, seed {run.seed}: there is no linear policy to start from; name the file of a language "
+            f"model in this process as the policy, or train elsewhere (export the arms)."
         )
     return policy
-
-
-def _train(doses: Doses, run: Dose, policy: LinearPolicy) -> tuple[LinearPolicy, dict[str, float]]:
-    choices = doses.examples.choices
-    if choices is None:
-        raise InputError("These examples have no choices between commands; export the arms and train them elsewhere.")
-    before = dict(policy.weights()["weight"])
-    start = np.array([before.get(name, 0.0) for name in choices.features])
-    theta, losses = fit(choices, run.weights, start, run.steps, doses.recipe, run.seed, policy.temperature)
-    if not np.isfinite(theta).all():
-        raise InputError(f"Arm {run.arm}, seed {run.seed}: training diverged; lower the learning rate.")
-    weights = {**before, **dict(zip(choices.features, theta.tolist(), strict=True))}
-    about = {
-        "start": policy.describe()["weights"],
-        "arm": run.arm,
-        "dose": doses.dose,
-        "seed": run.seed,
-        "steps": run.steps,
-        "examples": hashlib.sha256(run.weights.astype("<f8").tobytes()).hexdigest(),
-    }
-    trained = LinearPolicy(
-        f"{policy.name}+{run.arm}",
-        policy.groups,
-        {name: weights[name] for name in sorted(weights)},
-        temperature=policy.temperature,
-        training=about,
-    )
-    return trained, {
-        "displacement": float(np.linalg.norm(theta - start)),
-        "loss_before": losses[0],
-        "loss_after": losses[1],
-    }
 
 
 def fit(
@@ -150,9 +167,9 @@ def fit(
     model = _Model(choices, weights, temperature)
     theta = start.astype(float).copy()
     before = model.loss(theta, kept)
-    batches = _batches(kept, weights.size, recipe.batch or kept.size, steps, seed, whole=recipe.batch == 0)
     first, second = np.zeros_like(theta), np.zeros_like(theta)
-    for number, (batch, rate) in enumerate(zip(batches, recipe.rates(steps), strict=True), start=1):
+    shown = batches(weights, recipe, steps, seed)
+    for number, (batch, rate) in enumerate(zip(shown, recipe.rates(steps), strict=True), start=1):
         gradient = model.gradient(theta, batch)
         if recipe.optimiser == "sgd":
             theta -= rate * gradient
@@ -162,19 +179,6 @@ def fit(
         scale = np.sqrt(second / (1 - _BETA2**number)) + _TINY
         theta -= rate * first / (1 - _BETA1**number) / scale
     return theta, (before, model.loss(theta, kept))
-
-
-def _batches(kept: Ints, n: int, size: int, steps: int, seed: int, *, whole: bool) -> Sequence[Ints]:
-    """The examples of each step: one stream of epochs, cut into batches; what remains of an epoch begins the next."""
-    if whole:
-        return [kept] * steps
-    keep = np.zeros(n, dtype=bool)
-    keep[kept] = True
-    stream: list[Ints] = []
-    for epoch in range(-(-steps * size // kept.size)):
-        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
-        stream.append(order[keep[order]])
-    return list(np.concatenate(stream)[: steps * size].reshape(steps, size))
 
 
 class _Model:

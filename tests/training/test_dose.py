@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit.training import Recipe, Rule, arms, match, train, unmatched
+from audit.training.dose import batches
 from audit.training.rules import effective
 from envs.core import InputError
 from tests.training.planted import examples
@@ -168,12 +169,12 @@ def test_the_gradient_is_that_of_the_loss_and_weights_weigh() -> None:
 
 
 def test_order_is_common_to_arms() -> None:
-    from audit.training.trainer import _batches
-
-    few, all_ = np.arange(0, 100, 3), np.arange(100)
-    mine = np.concatenate(_batches(few, 100, 4, 8, 5, whole=False))
-    whole = np.concatenate(_batches(all_, 100, 4, 25, 5, whole=False))
+    few = np.where(np.arange(100) % 3 == 0, 1.0, 0.0)
+    mine = np.concatenate(batches(few, Recipe(batch=4), 8, 5))
+    whole = np.concatenate(batches(np.ones(100), Recipe(batch=4), 25, 5))
+    assert sorted(whole) == list(range(100))
     assert mine.tolist() == [i for i in whole.tolist() if i % 3 == 0][: mine.size]
+    assert all(part.size == 34 for part in batches(few, Recipe(batch=0), 3, 5))
 
 
 def test_tokens_are_counted_where_somebody_counts_them() -> None:
@@ -184,3 +185,35 @@ def test_tokens_are_counted_where_somebody_counts_them() -> None:
     assert (ledger.loc[["all steps", "top"], "tokens"] == 7 * ledger.loc[["all steps", "top"], "shown"]).all()
     with pytest.raises(InputError, match="3 entries of tokens"):
         world.counted([1, 2, 3])
+
+
+def test_token_matching_equalises_weighted_tokens_to_one_example() -> None:
+    world = examples(10, games=40)
+    # Long commands have high credit, so that arms of credit would see more tokens in as many examples.
+    lengths = np.clip(np.round(6 + 2 * world.points["credit"]), 2, None).astype(int)
+    counted = world.counted(lengths)
+    made = arms(counted, RULES[:5])
+    recipe = Recipe(batch=8)
+    with pytest.raises(InputError, match="weighted tokens: top has"):
+        match(made, recipe, seeds=2, by=("subsample", "steps"))
+    loose = match(made, recipe, seeds=2, by=("subsample", "steps"), unequal=("tokens",)).to_frame()
+    assert loose[loose["steps"] > 0]["weighted_tokens"].pipe(np.ptp) > 50
+    doses = match(made, recipe, seeds=2)
+    assert doses.by == ("subsample", "steps", "tokens")
+    ledger = doses.to_frame()
+    dosed = ledger[ledger["steps"] > 0]
+    assert dosed["steps"].nunique() == 1 and (dosed["effective"] - dosed["effective"].min()).max() <= 1.0
+    for run, (_, row) in zip(doses.runs, ledger.iterrows(), strict=True):
+        if not run.steps:
+            continue
+        shown = np.concatenate(doses.batches(run))
+        assert (run.weights[shown] > 0).all() and len(doses.batches(run)) == run.steps
+        assert row["tokens"] == sum(int(lengths[i]) for i in shown) and row["shown"] == shown.size
+        heaviest = (run.weights * counted.tokens).max()
+        assert abs(row["weighted_tokens"] - run.steps * doses.token_budget()) <= heaviest / 2
+    assert set(unmatched(made, recipe, seeds=1).to_frame()["dose"]) == {"unmatched"}  # asked for unequal doses
+    with pytest.raises(InputError, match="where they are counted"):
+        match(arms(world, RULES[:3]), by=("subsample", "steps", "tokens"))
+    with pytest.raises(InputError, match="larger batches"):  # one example is more than a step's budget
+        spiky = world.counted(np.where(np.arange(len(world)) % 7, 1, 400))
+        match(arms(spiky, [Rule("all steps"), Rule("top", "credit", "top", 0.1)]), Recipe(batch=1), seeds=1)
