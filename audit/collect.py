@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from audit.llm.journal import spending
 from audit.policies import History, Policy
@@ -51,14 +52,20 @@ def collect(
             finished = asyncio.run(roll(policy, starts, keep_proposals=True))
         for number, finish in zip(numbers, finished, strict=True):
             game = games[number % len(games)]
-            yield _trajectory(game, finish, identity, budget, {"seed": seed, "draw": number})
+            yield _trajectory(game, finish, identity, budget, seed, number)
         done(numbers.stop)
 
 
-def _trajectory(game: Game, finish: Finish, identity: str, budget: int, origin: dict[str, int]) -> Trajectory:
+def _trajectory(game: Game, finish: Finish, identity: str, budget: int, seed: int, draw: int) -> Trajectory:
     moments = finish.history.line()
     commands = finish.history.commands()
     proposals = finish.proposals[: len(commands)]
+    origin: dict[str, Any] = {"seed": seed, "draw": draw}
+    if finish.reason is not None:
+        origin["reason"] = finish.reason
+    repairs = {str(step): list(proposal.repairs) for step, proposal in enumerate(proposals) if proposal.repairs}
+    if repairs:
+        origin["repairs"] = repairs
     return Trajectory(
         game=game.id,
         game_name=game.name,
@@ -71,5 +78,5 @@ def _trajectory(game: Game, finish: Finish, identity: str, budget: int, origin: 
         status=finish.status,
         logprobs=tuple(proposal.logprob for proposal in proposals),
         texts=tuple(proposal.text for proposal in proposals),
-        origin=origin if finish.reason is None else {**origin, "reason": finish.reason},
+        origin=origin,
     )

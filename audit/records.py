@@ -41,7 +41,8 @@ class Trajectory:
     budget: steps allowed. commands: what was done, in order. observations: what was seen, one more than
     commands (None where a log kept none). won: outcome from the goal. status: `truncated` at the budget.
     logprobs: natural log of pi(command | history), None where unknown. texts: what the policy wrote, where it
-    is not the command itself. origin: how the trajectory came about (seed and draw, or the log and its entry).
+    is not the command itself. origin: how the trajectory came about (seed and draw, or the log and its entry; by step
+    what was mended to read the command, why the policy gave up).
     certificate: for imported logs, how faithfully it replays.
     """
 

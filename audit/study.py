@@ -6,7 +6,8 @@ stopped) and what a study will cost. The command line and scripts call this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,16 +18,19 @@ import numpy as np
 from audit.collect import collect, policy_id
 from audit.doctor import TESTED, installed, warn_of_untested_versions
 from audit.effects import detectable, sequential_design
+from audit.llm.cost import Estimate, estimate
 from audit.plan import Plan, PlanFile
 from audit.policies import Policy, load_policy
+from audit.policies.openai import LLMPolicy
 from audit.records import Trajectory, content_id
 from audit.results import Run, finish, read_run_trajectories
 from audit.store import MANIFEST, RunDirectory
 from audit.tasks import run_tasks, tasks
-from envs import Game, InputError, games
+from envs import Environment, Game, InputError, games, make
 
 Progress = Callable[[str, int, int], None]
 PILOT = 12
+STAND_IN = "thorough"
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -56,6 +60,7 @@ def replay_study(
     loaded = load_policy(policy)
     identity = policy_id(loaded)
     known = games(env)
+    server = asyncio.run(loaded.examine()) if isinstance(loaded, LLMPolicy) else None
     if (out / MANIFEST).exists():
         trajectories = read_run_trajectories(RunDirectory.open(out))
     elif trajectories is None:
@@ -63,7 +68,7 @@ def replay_study(
     if not trajectories:
         raise InputError("There is no trajectory to replay.")
     run = RunDirectory.create(
-        out, _manifest(loaded, identity, env, known, plan, trajectories), (t.to_json() for t in trajectories)
+        out, _manifest(loaded, identity, env, known, plan, trajectories, server), (t.to_json() for t in trajectories)
     )
     if plan.plan.rollouts.adaptive:
         sequential_design(plan.plan)  # once, here: worker processes inherit it
@@ -105,11 +110,13 @@ def _manifest(
     known: Sequence[Game],
     plan: PlanFile,
     trajectories: Sequence[Trajectory],
+    server: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """What was run. No time, no host, no local path, no secret: equal studies have equal manifests."""
     played = {trajectory.game for trajectory in trajectories}
     others = sorted({trajectory.policy for trajectory in trajectories} - {identity})
     return {
+        **({} if server is None else {"server": server}),
         "policy": policy.describe(),
         "policy_id": identity,
         "surrogate": bool(others),
@@ -123,6 +130,48 @@ def _manifest(
         "departed": list(plan.departed),
         "versions": {"credit-audit": version("credit-audit"), **{name: installed(name) for name in TESTED}},
     }
+
+
+def dry_run(
+    policy: str,
+    env: str,
+    plan: PlanFile,
+    out: Path | None = None,
+    *,
+    trajectories: Sequence[Trajectory] | None = None,
+    pilot: int = 0,
+) -> Estimate:
+    """What the replay of a language model will take, before it runs; arguments as in `replay_study`.
+
+    pilot: points that are replayed to find out (paid, kept in the journal, and not paid again by the study). Without
+    one nothing is asked. The trajectories are those given, or of the run in `out`; else a shipped policy's stand in.
+    Raises InputError for a policy that costs nothing, and as `replay_study` does.
+    """
+    loaded = load_policy(policy)
+    if not isinstance(loaded, LLMPolicy):
+        raise InputError(
+            f"{policy}: is no language model, its replay costs no calls; audit plan cost says what it takes."
+        )
+    known = games(env)
+    by_id = {game.id: game for game in known}
+    wanted = plan.plan.collection.trajectories
+    stand_in_for = 0
+    if out is not None and (out / MANIFEST).exists():
+        trajectories = read_run_trajectories(RunDirectory.open(out))
+    elif trajectories is None:
+        budget, n = plan.plan.estimand.budget, min(wanted, PILOT)
+        trajectories = list(collect(load_policy(STAND_IN), known, n, budget=budget, seed=plan.plan.seed))
+        stand_in_for = wanted
+    worlds: dict[str, Environment] = {}
+
+    def world(trajectory: Trajectory) -> Environment:
+        if trajectory.game not in by_id:
+            raise InputError(f"The game {trajectory.game_name} of a trajectory is not in the --env set.")
+        return worlds.get(trajectory.game) or worlds.setdefault(trajectory.game, make(by_id[trajectory.game].address))
+
+    identity = policy_id(loaded)
+    asked = estimate(loaded, identity, plan.plan, trajectories, world, pilot=pilot, stand_in_for=stand_in_for)
+    return asyncio.run(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +218,8 @@ def cost(plan: Plan, policy: str | None = None, env: str | None = None) -> Cost:
 
     if policy is not None and policy.endswith(".toml"):
         raise InputError(
-            f"{policy}: a pilot of a language model costs calls; audit.llm.cost.estimate bounds them from Python, and "
-            f"audit plan cost without --policy gives the plan's own bounds."
+            f"{policy}: a language model is asked what it costs by audit replay {policy} --dry-run; audit plan cost "
+            f"without --policy gives the plan's own bounds."
         )
     n, budget, share = plan.collection.trajectories, plan.estimand.budget, plan.points.share
     limit = plan.points.per_trajectory or budget

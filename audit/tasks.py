@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from audit.effects import undecided
@@ -113,6 +114,8 @@ def _results(owed: Sequence[Task], jobs: int, engine: str) -> Iterator[tuple[int
             yield from pool.imap_unordered(do_task, owed)
     elif engine != "local":
         raise InputError(f"engine {engine!r} is not known; expected local or ray.")
+    elif jobs == 1 and (width := getattr(_policy(owed[0].policy), "at_once", 1)) > 1:
+        yield from _together(owed, width)
     elif jobs == 1 or len(owed) <= 1:
         yield from map(do_task, owed)
     else:
@@ -132,18 +135,58 @@ def _world(address: str) -> Environment:
 
 def do_task(task: Task) -> tuple[int, list[dict[str, Any]]]:
     """Replay the points of a task to the end: (how many points, their new records); none if it took too long."""
-    plan = Plan.from_json(task.plan)
-    trajectory = Trajectory.from_json(task.trajectory)
     try:
         with _time_limit(task.limit):
-            replayer = Replayer(_world(task.address), _policy(task.policy), plan)
-            return len(task.points), asyncio.run(replayer.replay(trajectory, task.points))
+            return asyncio.run(_replay(task))
     except TimeoutError:
-        warnings.warn(
-            f"{trajectory.game_name}: {len(task.points)} points took over {task.limit:g} s and were given up.",
-            stacklevel=2,
-        )
-        return len(task.points), []
+        return _given_up(task)
+
+
+async def _replay(task: Task) -> tuple[int, list[dict[str, Any]]]:
+    replayer = Replayer(_world(task.address), _policy(task.policy), Plan.from_json(task.plan))
+    return len(task.points), await replayer.replay(Trajectory.from_json(task.trajectory), task.points)
+
+
+def _given_up(task: Task) -> tuple[int, list[dict[str, Any]]]:
+    warnings.warn(
+        f"{task.trajectory['game_name']}: {len(task.points)} points took over {task.limit:g} s and were given up.",
+        stacklevel=2,
+    )
+    return len(task.points), []
+
+
+def _together(owed: Sequence[Task], width: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Tasks whose policy waits for a server: several under way in one loop, results as they come.
+
+    If one fails (the server is gone, a cap is reached) the others that are under way are waited for and given first:
+    what they asked is paid.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        waiting = iter(owed)
+        under_way: dict[asyncio.Task[tuple[int, list[dict[str, Any]]]], Task] = {}
+        failure: BaseException | None = None
+        while True:
+            for task in islice(waiting, 0 if failure else width - len(under_way)):
+                under_way[loop.create_task(asyncio.wait_for(_replay(task), task.limit or None))] = task
+            if not under_way:
+                break
+            done, _ = loop.run_until_complete(asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED))
+            for finished in done:
+                task = under_way.pop(finished)
+                try:
+                    yield finished.result()
+                except (TimeoutError, asyncio.TimeoutError):
+                    yield _given_up(task)
+                except Exception as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+    finally:
+        for left in asyncio.all_tasks(loop):
+            left.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
 
 
 @contextmanager

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds for a handful of points; what takes longer is given up and owed again (0: none).",
 )
+@click.option("--dry-run", is_flag=True, help="Only print what the replay of a language model will take.")
+@click.option(
+    "--pilot",
+    type=click.IntRange(0),
+    default=0,
+    help="Dry run: replay so many points to find out (paid once: the study itself does not ask again).",
+)
 def replay(
     policy: str,
     env: str,
@@ -43,6 +50,8 @@ def replay(
     jobs: int,
     engine: str,
     time_limit: float,
+    dry_run: bool,
+    pilot: int,
 ) -> None:
     """Replay every decision point of POLICY's trajectories: which alternatives it would have taken, what would
     have followed, and so how much each step mattered.
@@ -50,13 +59,24 @@ def replay(
     The same command goes on with a run that was interrupted.
 
     \b
-    Example:  audit replay thorough --env alfworld:valid_unseen --plan default --out runs/thorough --jobs 2
+    Examples:  audit replay thorough --env alfworld:valid_unseen --plan default --out runs/thorough --jobs 2
+               audit replay model.toml --env alfworld:valid_unseen --plan quick --out runs/model --dry-run
     """
+    from audit import study
     from audit.logs import read_trajectories
     from audit.plan import load_plan
+    from audit.policies.openai import LLMPolicy
     from audit.study import replay_study
 
     recorded = None if trajectories is None else read_trajectories(trajectories)
+    if pilot and not dry_run:
+        raise InputError("--pilot belongs to --dry-run.")
+    if dry_run:
+        for label, value in study.dry_run(
+            policy, env, load_plan(plan), out, trajectories=recorded, pilot=pilot
+        ).lines():
+            click.echo(f"{label:<12} {value}")
+        return
     with Progress() as progress:
         run = replay_study(
             policy,
@@ -70,6 +90,9 @@ def replay(
             progress=progress,
         )
     _print_run(run)
+    if "server" in run.directory.manifest:
+        for purpose, line in LLMPolicy.load(policy).ledger_lines():
+            click.echo(f"{purpose:<8} {line}", err=True)
 
 
 @click.command()

@@ -32,8 +32,10 @@ COUNTED = 200  # prompts that are tokenised to learn how long prompts are
 class Estimate:
     """Totals of a whole replay. points: in all. pilot: how many of them were replayed to find out.
 
-    usage: expected calls and tokens. spent: what the policy's journal has paid already, the pilot included. upper: an
-    upper bound (rollouts share calls, or points share decisions that are scored once).
+    usage: expected calls and tokens of the replay. collecting: of playing the trajectories first. spent: what the
+    policy's journal has paid already, the pilot included. upper: an upper bound (rollouts share calls, or points share
+    decisions that are scored once). stand_in: trajectories of another policy that stood in for the policy's own, 0
+    where these were at hand.
     """
 
     points: int
@@ -42,17 +44,28 @@ class Estimate:
     spent: Usage
     prices: Prices
     upper: bool
+    collecting: Usage = Usage()
+    stand_in: int = 0
 
     def lines(self) -> list[tuple[str, str]]:
         """For printing; every figure is a total."""
         basis = f"a pilot of {self.pilot} of {self.points} points" if self.pilot else "the plan alone"
         if self.upper:
             basis += "; an upper bound"
+        if self.stand_in:
+            basis += f"; {self.stand_in} trajectories of the policy thorough stood in, the model's own may be longer"
+
+        def line(usage: Usage) -> str:
+            cached = f" ({usage.cached:,} cached)" if usage.cached else ""
+            return (
+                f"{usage.calls:,} calls, {usage.prompt:,} prompt tokens{cached}, {usage.completion:,} completion "
+                f"tokens, cost {self.prices.of(usage):.4g}"
+            )
+
         return [
-            ("calls", f"{self.usage.calls:,}"),
-            ("prompt tokens", f"{self.usage.prompt:,} ({self.usage.cached:,} cached)"),
-            ("completion tokens", f"{self.usage.completion:,}"),
-            ("cost", f"{self.prices.of(self.usage):.4g}"),
+            ("points", f"{self.points:,}"),
+            *([("collect", line(self.collecting))] if self.stand_in else []),
+            ("replay", line(self.usage)),
             ("paid so far", f"{self.spent.calls:,} calls, {self.spent.tokens:,} tokens"),
             ("basis", basis),
         ]
@@ -66,15 +79,20 @@ async def estimate(
     world: Callable[[Trajectory], Environment],
     *,
     pilot: int = 0,
+    stand_in_for: int = 0,
 ) -> Estimate:
     """What the replay of trajectories will take.
 
     identity: the policy's id, as the study uses it (so that the pilot asks what the study will ask). world: opens a
     trajectory's game. pilot: points to replay; 0 asks nothing and gives an upper bound, in which no two rollouts
-    share a call and adaptive rounds never stop early. Raises InputError without trajectories.
+    share a call and adaptive rounds never stop early. stand_in_for: the trajectories are another policy's and stand in
+    for so many that the study will collect; 0: they are the study's own.
+    Raises InputError without trajectories, or for a pilot on another policy's.
     """
     if not trajectories:
         raise InputError("An estimate of cost needs trajectories; collect some first (audit collect).")
+    if pilot and stand_in_for:
+        raise InputError("A pilot replays the policy's own trajectories; collect them first (audit collect).")
     points = [(t, step) for t in trajectories for step in chosen_steps(t, plan)]
     tokens, listed = await _prompt_tokens(policy, trajectories, world)
     alive = [sum(len(t.commands) > step for t in trajectories) for step in range(plan.estimand.budget + 1)]
@@ -119,8 +137,17 @@ async def estimate(
         calls += (here + rollouts * decisions) * math.ceil(commands / in_one)
         prompt += (here * tokens(step) + rollouts * read) * commands
         completion += (draws + rollouts * decisions) * written
-    usage = Usage(round(calls), round(prompt), 0, round(completion))
-    return Estimate(len(points), 0, usage, ledger.total(), prices, True)
+    share = stand_in_for / len(trajectories) if stand_in_for else 1.0
+    usage = Usage(round(calls * share), round(prompt * share), 0, round(completion * share))
+    played = [step for t in trajectories for step in range(len(t.commands))]
+    collecting = Usage(
+        round(len(played) * math.ceil(commands / in_one) * share),
+        round(math.fsum(map(tokens, played)) * commands * share),
+        0,
+        round(len(played) * written * share),
+    )
+    total = round(len(points) * share)
+    return Estimate(total, 0, usage, ledger.total(), prices, True, collecting, len(trajectories) if stand_in_for else 0)
 
 
 _COUNTS = ("calls", "prompt", "cached", "completion", "untold")

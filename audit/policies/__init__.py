@@ -83,6 +83,7 @@ class Proposal:
     command: the canonical command after parsing (it may be inadmissible: that is a real action of the policy).
     text: what the policy actually wrote, if that is something else. logprob: natural log of the probability of
     `command` under the policy, None where it is not known. status: "error" if the policy failed, with `reason`.
+    repairs: what was mended to read a command out of `text`, by name.
     """
 
     command: str
@@ -90,6 +91,7 @@ class Proposal:
     logprob: float | None = None
     status: Literal["ok", "error"] = "ok"
     reason: str | None = None
+    repairs: tuple[str, ...] = ()
 
 
 class Policy(Protocol):

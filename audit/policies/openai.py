@@ -14,14 +14,13 @@ import asyncio
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from audit.llm.answers import Sample
-from audit.llm.capabilities import Capabilities, capabilities
+from audit.llm.capabilities import capabilities
 from audit.llm.client import Client, Limits, Prompt, Sampling
 from audit.llm.journal import Caps, Journal, Prices, Purpose, Usage, current_purpose
 from audit.llm.parse import PARSER, parse_command
@@ -145,7 +144,6 @@ class LLMPolicy:
             raise InputError(f"{name}: window_tokens and first_tokens need prompt.style = 'text'; set window_turns.")
         if decode.mode == "choice" and not (decode.temperature > 0 and decode.top_p == 1.0):
             raise InputError(f"{name}: decode.mode = 'choice' needs temperature > 0 and top_p = 1.")
-        self.repairs: Counter[str] = Counter()  # how often each repair was made, for reports
         self.merged = 0  # scored actions whose tokens would span a boundary
         self.tested: SelfTest | None = None
         self._choices: dict[tuple[Ids, tuple[str, ...]], Choice] = {}
@@ -241,17 +239,35 @@ class LLMPolicy:
         ledger: Journal = getattr(self.backend, "ledger")  # noqa: B009 - not part of the protocol
         return ledger
 
-    async def examine(self) -> Capabilities | None:
-        """Ask the server what it can do and store that in the journal; None for a local model, which can do all.
+    @property
+    def at_once(self) -> int:
+        """How many tasks of a study should ask together, so that the server has work while others step."""
+        return 1 + self.backend.client.limits.concurrency // 8 if isinstance(self.backend, ServerBackend) else 1
 
-        Raises PolicyUnavailable where it is not there or has another model.
+    async def examine(self) -> dict[str, Any] | None:
+        """What the server can do, {"kind": ..., "can": [names]}, asked once a journal; None for a local model.
+
+        The whole finding is the journal's fact `capabilities`. Raises PolicyUnavailable where the server is not there
+        or has another model, ScoresUnavailable where it cannot do what decode.mode asks for.
         """
         if not isinstance(self.backend, ServerBackend):
             return None
         client = self.backend.client
-        found = await capabilities(client.base_url, client.model, key_env=client.key_env, answers_as=client.answers_as)
-        client.journal.note("capabilities", found.to_json())
-        return found
+        found = client.journal.fact("capabilities")
+        if found is None:
+            asked = await capabilities(
+                client.base_url, client.model, key_env=client.key_env, answers_as=client.answers_as
+            )
+            found = asked.to_json()
+            client.journal.note("capabilities", found)
+        can = sorted(name for name, entry in found["capabilities"].items() if entry["has"])
+        if self.decode.mode == "choice" and "scores of given text" not in can:
+            why = found["capabilities"]["scores of given text"]["detail"]
+            raise ScoresUnavailable(
+                f"{client.model}: decode.mode = 'choice' needs scores of given text, which this server does not give "
+                f"({why}); set decode.mode = 'sample'."
+            )
+        return {"kind": found["kind"], "can": can}
 
     # The protocol
 
@@ -291,14 +307,14 @@ class LLMPolicy:
         if sample.error is not None:
             return Proposal("", status="error", reason=sample.error)
         parsed = parse_command(sample.text, history.turn.admissible, repair=self.decode.repair)
-        self.repairs.update(parsed.repairs)
         if parsed.command is None:
             return Proposal("", text, status="error", reason=parsed.reason)
         # Known only where one text is the command and its end was drawn too: servers differ in whether they tell that.
         local = not isinstance(self.backend, ServerBackend)
         verbatim = text == parsed.command and not self.decode.repair and sample.finish == "stop"
         logprob = math.fsum(sample.logprobs) if local and verbatim and sample.logprobs else None
-        return Proposal(parsed.command, None if text == parsed.command else text, logprob)
+        written = None if text == parsed.command else text
+        return Proposal(parsed.command, written, logprob, repairs=parsed.repairs)
 
     async def distributions(self, requests: Sequence[History]) -> list[Mapping[str, float] | None]:
         """Exact probabilities under decode.mode = "choice", else None."""

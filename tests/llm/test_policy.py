@@ -159,7 +159,7 @@ def test_samples_are_commands_with_their_thoughts_on_record(opened: Open, start:
         assert {p.status for p in proposals} == {"ok"}
         assert {p.command for p in proposals} <= set(start.turn.admissible)
         assert len({p.command for p in proposals}) > 2
-        assert set(policy.repairs) == repairs
+        assert {repair for proposal in proposals for repair in proposal.repairs} == repairs
         assert all((p.text is None) == (style == "plain") for p in proposals)
         (Path(policy.ledger.path or "")).unlink()  # the next style is another model under the same name
     with Loopback(FakeModel(), reasoning=True) as server:
@@ -325,5 +325,15 @@ def test_what_the_server_can_do_is_stored(opened: Open) -> None:
     with Loopback(FakeModel()) as server:
         policy = opened(server)
         found = run(policy.examine())
-        assert found is not None and found.has("scores of given text")
-        assert opened(server).ledger.fact("capabilities") == found.to_json()
+        assert found is not None and found["kind"] == "vllm" and "scores of given text" in found["can"]
+        asked = server.requests
+        assert run(opened(server).examine()) == found and server.requests == asked, "it was asked twice"
+        assert opened(server).ledger.fact("capabilities")["self_test"]["noise"] == 0
+
+
+def test_a_choice_without_scores_is_refused_before_anything_is_asked(opened: Open) -> None:
+    with Loopback(FakeModel(), token_ids=False, dialect="openai") as server:
+        policy = opened(server, kind="openai", decode=CHOICE)
+        with pytest.raises(ScoresUnavailable, match=r"decode\.mode = 'sample'"):
+            run(policy.examine())
+        assert policy.ledger.total().calls == 0
