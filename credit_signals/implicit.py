@@ -100,6 +100,8 @@ def _contrast(point: SignalPoint) -> float | Missing:
 
 
 def _tokens(point: SignalPoint) -> float | Missing:
+    if point.tokens == 1 and point.probabilities is not None:
+        return Missing("the policy chooses among whole commands, so each is one token")
     return point.missing("tokens") if point.tokens is None else float(point.tokens)
 
 

@@ -241,7 +241,11 @@ class Judged:
         ]
 
     def _asked(self, point: SignalPoint) -> list[Question]:
-        rubric, shown = self.rubric, transcript(point, self.rubric.view, self.rubric.turns)
+        rubric, whole = self.rubric, point.hindsight if self.rubric.view == "hindsight" else None
+        if whole is None:
+            shown = transcript(point.commands, point.observations, point.step, rubric.turns)
+        else:
+            shown = transcript(whole.commands, whole.observations, point.step, rubric.turns, won=whole.won)
         places = {"step": str(point.step + 1), "steps_left": str(point.steps_left), "action": point.action}
 
         def question(words: Sequence[tuple[str, float]], **more: str) -> Question:
@@ -304,30 +308,38 @@ class Judged:
 # What is shown --------------------------------------------------------------------------------------------------
 
 
-def transcript(point: SignalPoint, view: View, turns: int) -> str:
-    """The trajectory as text: up to the step (prefix), or all of it and how it ended (hindsight).
+def transcript(
+    commands: Sequence[str],
+    observations: Sequence[str | None],
+    step: int,
+    turns: int = 0,
+    *,
+    won: bool | None = None,
+) -> str:
+    """A trajectory as text: up to the step, or, with an outcome (won), the whole of it and how it ended.
 
-    turns: at most so many of them, the newest or those around the step; 0: all. The window moves in jumps of half its
-    size, so that neighbouring questions begin alike and a prefix cache helps.
+    observations: the first one and one after each command. turns: at most so many of them, the newest or, with an
+    outcome, those around the step; 0: all. The window moves in jumps of half its size, so that neighbouring questions
+    begin alike and a prefix cache helps.
     """
-    opening = _seen(point.observations[0] if point.observations else None)
-    lines = opening.splitlines()
+    lines = _seen(observations[0] if observations else None).splitlines()
     shown = ["\n".join(lines[1:] if lines and lines[0].startswith("-= Welcome") else lines).strip()]
-    whole = point.hindsight if view == "hindsight" else None
-    commands = point.commands if whole is None else whole.commands
-    observations = point.observations if whole is None else whole.observations
-    start, end = _window(len(commands), point.step, turns, around=whole is not None)
+    start, end = _window(len(commands), step, turns, around=won is not None)
     if start:
-        shown.append(f"(steps 1 to {start} are left out)")
-    for step in range(start, end):
-        seen = observations[step + 1] if step + 1 < len(observations) else None
-        shown.append(f"Step {step + 1}: {commands[step]}\n{_seen(seen)}")
+        shown.append(_left_out(1, start))
+    for k in range(start, end):
+        seen = observations[k + 1] if k + 1 < len(observations) else None
+        shown.append(f"Step {k + 1}: {commands[k]}\n{_seen(seen)}")
     if end < len(commands):
-        shown.append(f"(steps {end + 1} to {len(commands)} are left out)")
-    if whole is not None:
-        reached = "The agent reached its goal" if whole.won else "The agent did not reach its goal"
+        shown.append(_left_out(end + 1, len(commands)))
+    if won is not None:
+        reached = "The agent reached its goal" if won else "The agent did not reach its goal"
         shown.append(f"The trajectory ends here, after {len(commands)} steps. {reached}.")
     return "\n\n".join(shown)
+
+
+def _left_out(first: int, last: int) -> str:
+    return f"(step {first} is left out)" if first == last else f"(steps {first} to {last} are left out)"
 
 
 def _seen(observation: str | None) -> str:

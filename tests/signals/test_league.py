@@ -6,14 +6,29 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
+from audit.cli import main
 from audit.comparison import compare
+from audit.comparison.controls import ORACLE
 from audit.comparison.frames import effects_of, join
-from audit.comparison.league import export_benchmark, league, read_inputs, read_signals, read_truth, split_of
+from audit.comparison.league import (
+    SHIPPED,
+    export_benchmark,
+    find_benchmark,
+    league,
+    read_inputs,
+    read_signals,
+    read_truth,
+    split_of,
+)
+from audit.plan import Collection, Plan, PlanFile, Points, Rollouts, Support, load_plan
 from audit.results import Run
 from audit.scoring import Source, score
+from audit.study import replay_study
 from envs.core import InputError
 
 FAST = {"draws": 300, "shuffles": 200}
@@ -33,6 +48,69 @@ def test_the_same_run_gives_the_same_bytes(small_run: Run, benchmark: Path, tmp_
     assert export_benchmark(small_run, tmp_path / "other.jsonl.gz").read_bytes() == benchmark.read_bytes()
     with pytest.raises(InputError, match=r"NAME.jsonl.gz"):
         export_benchmark(small_run, tmp_path / "b.json")
+
+
+def test_the_same_commands_give_the_same_bytes(tmp_path: Path) -> None:
+    """Another replay, in other processes, makes the file again."""
+    plan = Plan(
+        name="tiny",
+        support=Support(draws=8),
+        rollouts=Rollouts(rounds=[2], adaptive=False),
+        points=Points(per_trajectory=2),
+        collection=Collection(trajectories=3),
+    )
+    made = [
+        export_benchmark(
+            replay_study("hasty", "generated:3:0", PlanFile(plan, False, ()), tmp_path / f"run{jobs}", jobs=jobs),
+            tmp_path / f"{jobs}.jsonl.gz",
+        )
+        for jobs in (1, 2)
+    ]
+    assert made[0].read_bytes() == made[1].read_bytes()
+    # Steps that were not replayed are no points, but a signal may be scored on them.
+    inputs = read_inputs(made[0])
+    assert len(inputs.points) < sum(len(t.commands) for t in inputs.trajectories)
+    every = score(Source.of_benchmark(made[0]), ["baseline.step", "baseline.random"]).frame
+    assert len(read_signals([every])) == sum(len(t.commands) for t in inputs.trajectories)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_ships_is_what_its_plan_says(name: str) -> None:
+    path = find_benchmark(name)
+    file = load_plan(str(path.with_name(f"{name}.toml")))
+    inputs, truth = read_inputs(name), read_truth(name)
+    assert inputs.header["plan_hash"] == file.plan.hash and not inputs.header["surrogate"]
+    assert inputs.header["env"].startswith("generated:")  # no official content
+    assert len(inputs.trajectories) == file.plan.collection.trajectories and path.stat().st_size < 300_000
+    assert f"--env {inputs.header['env']} --plan" in path.with_name(f"{name}.toml").read_text()
+    defined = truth[truth["support"] == "defined"]
+    assert (defined[["n_factual", "n_alternative"]] == file.plan.rollouts.rounds[-1]).all().all()
+    assert (defined["low"] <= defined["estimate"]).all() and (defined["estimate"] <= defined["high"]).all()
+    games = truth.groupby("split")["game"].nunique()
+    assert games["dev"] >= 20 and games["test"] >= 20
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_who_knows_the_effects_tops_the_league_and_who_guesses_does_not(name: str) -> None:
+    truth = read_truth(name)
+    defined = truth[truth["support"] == "defined"].sort_values("point", ignore_index=True)
+    rng = np.random.default_rng(0)
+    spread = defined["estimate"].std()
+    frame = pd.DataFrame(
+        {
+            "point": defined["point"],
+            "knows": defined["estimate"] + 0.3 * spread * rng.standard_normal(len(defined)),
+            "guesses": rng.standard_normal(len(defined)),
+        }
+    )
+    text = score(Source.of_benchmark(name), ["baseline.step", "baseline.action_type"]).frame
+    found = league(name, [frame, text], split="all", draws=2000, shuffles=500)
+    table = found.to_frame().set_index("signal")
+    assert table["rank"].idxmin() == "knows" and table.loc["knows", "verdict"] == "better"
+    assert table.loc["knows", "estimate"] > table.loc[ORACLE, "estimate"] > 0.2
+    assert table.loc["guesses", "verdict"] in ("equivalent", "inconclusive") and not table.loc["guesses", "tied"]
+    assert table.loc["guesses", "behind_low"] > 0
+    assert "split all" in found.headline and found.comparison.ceiling > 0.95
 
 
 def test_inputs_hold_no_result(benchmark: Path, tmp_path: Path) -> None:
@@ -95,6 +173,58 @@ def test_the_league_ranks_files(small_run: Run, benchmark: Path, tmp_path: Path)
         read_signals([mine])
     with pytest.raises(InputError, match=r"\.csv, \.parquet or \.jsonl"):
         read_signals([tmp_path / "mine.txt"])
+
+
+def test_files_that_do_not_fit_are_said_in_one_sentence(small_run: Run, benchmark: Path, tmp_path: Path) -> None:
+    frame = score(small_run, SIGNALS, save=False).frame[["point", "baseline.step", "baseline.random"]]
+    file = tmp_path / "mine.csv"
+
+    def said(changed: pd.DataFrame) -> str:
+        changed.to_csv(file, index=False)
+        answer = CliRunner().invoke(main, ["league", str(benchmark), str(file), "--split", "all"])
+        assert answer.exit_code == 2 and answer.output.count("\n") == 1, answer.output
+        return answer.output
+
+    other = frame.assign(point=["x" * 32, *frame["point"].iloc[1:]])
+    assert f"1 of {len(frame)} points are not of this benchmark ({'x' * 32} first)" in said(other)
+    assert "no column 'point'" in said(frame.drop(columns="point"))
+    assert "no column but their keys" in said(frame[["point"]])
+    assert "mine has no value at any point" in said(frame[["point"]].assign(value=np.nan))
+    assert "'mine' is not numeric" in said(frame[["point"]].assign(value="high"))
+    assert "infinite value" in said(frame[["point"]].assign(value=np.inf))
+    assert "a point is there twice" in said(pd.concat([frame, frame.head(1)]))
+    # Values missing here and there are no mistake; that they are missing is said.
+    some = frame[["point", "baseline.random"]].rename(columns={"baseline.random": "value"})
+    some["reason"] = np.where(np.arange(len(some)) % 5 == 0, "too long", None)
+    some["value"] = some["value"].where(some["reason"].isna())
+    some.to_csv(file, index=False)
+    (note,) = [note for note in league(benchmark, [file], split="all", **FAST).notes if note.startswith("mine")]
+    assert "(too long); it is ranked on the others" in note
+
+
+def test_a_signal_of_ones_own_from_its_file_to_the_table(benchmark: Path, tmp_path: Path) -> None:
+    mine, out = tmp_path / "my.py", tmp_path / "novelty.csv"
+    mine.write_text(
+        'class Novelty:\n    name = "novelty"\n    view = "prefix"\n    importance = "absolute"\n\n'
+        "    def score(self, points):\n"
+        "        return [1.0 / (1 + point.commands.count(point.action)) for point in points]\n"
+    )
+    run = CliRunner()
+    tail = ["--signal", f"{mine}:Novelty", "--signal", "baseline.step"]
+    direct = run.invoke(main, ["league", str(benchmark), *tail, "--split", "all"], catch_exceptions=False)
+    scored = run.invoke(main, ["score", str(benchmark), *tail, "--out", str(out)], catch_exceptions=False)
+    by_file = run.invoke(main, ["league", str(benchmark), str(out), "--split", "all"], catch_exceptions=False)
+    assert direct.exit_code == scored.exit_code == by_file.exit_code == 0
+    assert direct.output == by_file.output and "novelty" in direct.output
+    for arguments, says in (
+        (["score", str(benchmark), *tail], "name --out FILE.csv"),
+        (["score", str(benchmark), *tail, "--out", "x.txt"], "written as .csv"),
+        (["league", str(benchmark)], "--signal my.py:Class"),
+        (["league", "nowhere", *tail], "hasty-generated"),
+        (["score", "nowhere", *tail], "holds no run"),
+    ):
+        answer = run.invoke(main, arguments)
+        assert answer.exit_code == 2 and says in answer.output, answer.output
 
 
 def test_damaged_files_are_said(benchmark: Path, tmp_path: Path) -> None:
