@@ -5,6 +5,7 @@ to know before the coin. Hides: reviewers, the wording of messages. An intervent
 methods of `Intervention`, named on the command line as `python:MODULE:NAME`.
 
     review:expert        the built-in expert approves the proposed command or puts its own in its place
+    review:judge:FILE    a language model (the .toml file of a saved one) approves the proposed command or names another
     review:rule          a command that is not admissible, or was given in this very state before, is replaced
     resample[:K]         the command is drawn again: the most frequent of K fresh draws (default 1)
     feedback:helpful     after a command that failed, the policy is told which commands work here
@@ -15,19 +16,26 @@ methods of `Intervention`, named on the command line as `python:MODULE:NAME`.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from audit.policies import History, Policy, Proposal
+from audit.llm.judge import Scale, judge_of, trusted
+from audit.policies import History, Policy, Proposal, load_policy
 from audit.policies.expert import ExpertPolicy
-from audit.records import draws
+from audit.policies.openai import LLMPolicy
+from audit.policies.scripted import Choice
+from audit.records import content_id, draws
+from credit_signals.judge import transcript
 from envs.core import InputError
 
 Value = str | float | int
 SHOWN = 12  # commands that helpful feedback lists
+REVIEWED = 40  # turns that a judge is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,75 @@ def untried(moment: Moment) -> str | None:
     return next((other for other in admissible if not given_before(moment.history, other)), None)
 
 
+class JudgeReviewer:
+    """A language model chooses among the proposed command, which approves it, and the admissible ones.
+
+    model: a saved one; decode.mode "sample": it answers with one of them, "choice": each is scored and one is drawn
+    with its probability. An answer that names none of them (refused, unparsable, error) approves, with that reason: the
+    decision still counts as treated.
+    """
+
+    foresight = False
+    system = (
+        "You review the commands of an agent that plays a text game in a household. Its task is named at the beginning."
+    )
+    question = (
+        "The agent has {left} steps left. Step {step}, which it proposes to take now, is: {command}\n\n"
+        "Which of the possible commands should be given now? Name the proposed one to approve it."
+    )
+
+    def __init__(self, model: LLMPolicy) -> None:
+        self._model = model
+
+    def verdict(self, moment: Moment) -> str | None:
+        """Not asked before the coin: it costs a call."""
+        raise NotImplementedError
+
+    async def review(self, moments: Sequence[Moment], *, seeds: Sequence[int]) -> Sequence[Act]:
+        """The model's choice for each moment; equal seeds draw equal answers. Raises PolicyUnavailable."""
+        if self._model.decode.mode == "choice":
+            await trusted(self._model)
+        return await asyncio.gather(*(self._one(moment, seed) for moment, seed in zip(moments, seeds, strict=True)))
+
+    async def _one(self, moment: Moment, seed: int) -> Act:
+        assert moment.proposal is not None
+        proposed = moment.proposal.command
+        words = {word.casefold(): word for word in (*moment.history.turn.admissible, proposed) if word.strip()}
+        commands = sorted(words.values())
+        if len(commands) < 2:
+            return Act(reason="there is no other command")
+        judge = judge_of(self._model, Scale({word: float(k) for k, word in enumerate(commands)}), system=self.system)
+        line = moment.history.line()
+        shown = transcript(moment.history.commands(), [m.turn.observation for m in line], len(line) - 1, REVIEWED)
+        asked = self.question.format(left=moment.steps_left, step=len(line), command=proposed)
+        if self._model.decode.mode == "choice":
+            (likely,) = await judge.likelihoods([f"{shown}\n\n{asked}"])
+            chances = [likely[word] for word in commands]
+            logs = [math.log(p) if p > 0 else -math.inf for p in chances]
+            chosen = Choice(commands, chances, logs).draw(seed).command
+        else:
+            (verdict,) = await judge.rate([f"{shown}\n\n{asked}"], first_draw=seed)
+            (rating,) = verdict.ratings
+            if rating.value is None:
+                return Act(reason=f"{rating.state}: {rating.reason}")
+            chosen = commands[int(rating.value)]
+        return Act() if chosen == proposed else Act(command=chosen)
+
+    def describe(self) -> dict[str, Any]:
+        """The model, how it answers, and an id of what it is asked."""
+        about = self._model.describe()
+        asked = content_id(self.system, self.question, REVIEWED)
+        return {"reviewer": "judge", "asked": asked, **{key: about[key] for key in ("model", "prompt", "decode")}}
+
+
+def judge_reviewer(file: str) -> JudgeReviewer:
+    """A saved language model as reviewer. Raises InputError where the file is none."""
+    model = load_policy(file) if file.endswith(".toml") else None
+    if not isinstance(model, LLMPolicy):
+        raise InputError(f"review:judge:{file}: expected the .toml file of a language model.")
+    return JudgeReviewer(model)
+
+
 class Review:
     """A reviewer looks at the proposed command; treated: its verdict holds, untreated: the proposal is done."""
 
@@ -288,6 +365,8 @@ def load_intervention(spec: str) -> Intervention:
         return Review(expert_reviewer())
     if kind == "review" and rest == "rule":
         return Review(RuleReviewer(untried, "rule"))
+    if kind == "review" and rest.startswith("judge:"):
+        return Review(judge_reviewer(rest.removeprefix("judge:")))
     if kind == "resample" and (rest == "" or rest.isdecimal()):
         return Resample(int(rest or 1))
     if kind == "feedback" and rest in ("helpful", "adversarial"):
@@ -299,8 +378,8 @@ def load_intervention(spec: str) -> Intervention:
     if kind == "python":
         return _own(rest)
     raise InputError(
-        f"{spec}: no such intervention; expected review:expert, review:rule, resample[:K], feedback:helpful, "
-        f"feedback:adversarial, hint:expert, hint:TEXT or python:MODULE:NAME."
+        f"{spec}: no such intervention; expected review:expert, review:rule, review:judge:FILE, resample[:K], "
+        f"feedback:helpful, feedback:adversarial, hint:expert, hint:TEXT or python:MODULE:NAME."
     )
 
 
