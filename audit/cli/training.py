@@ -29,6 +29,7 @@ from envs.core import InputError
     type=click.Path(path_type=Path, dir_okay=False),
     help="Parquet of credit by point; default: signals.parquet in RUN, where it is.",
 )
+@click.option("--judge", help="Column of the judge's arm, in place of the plan's, e.g. judge.help3_prefix.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for tables and figures.")
 @click.option("--new", type=click.Path(path_type=Path, dir_okay=False), help="Write a commented plan there, and stop.")
 @click.option("--lock", is_flag=True, help="Lock the plan before any data are seen, and stop.")
@@ -40,6 +41,7 @@ def arms(
     policy: Path | None,
     method: Literal["lora", "full"],
     signals: Path | None,
+    judge: str | None,
     out: Path | None,
     new: Path | None,
     lock: bool,
@@ -66,6 +68,8 @@ def arms(
         click.echo(f"{lock_arms_plan(Path(plan))}: {load_arms_plan(plan).plan.hash}")
         return
     settings = load_arms_plan(plan)
+    if judge is not None:
+        settings = settings.judged_by(judge)
     env = env or settings.plan.held_out
     if run is None or not env:
         raise InputError("audit arms needs a RUN and --env with held-out games (audit arms --help).")

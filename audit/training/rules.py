@@ -23,6 +23,7 @@ from envs.core import InputError
 Floats = npt.NDArray[np.float64]
 Keep = Literal["nothing", "all", "top", "above", "proportional"]
 Credit = str | Callable[[pd.DataFrame], Any] | None
+JUDGE = "judge.good5_hindsight"  # the judge's arm is by this signal unless another column is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,11 @@ class Rule:
 
 
 def seven(
-    share: float = 0.25, *, judge: str = "judge", implicit: str = "implicit.delta_success", confidence: str = "logprob"
+    share: float = 0.25,
+    *,
+    judge: str = JUDGE,
+    implicit: str = "implicit.delta_success",
+    confidence: str = "logprob",
 ) -> tuple[Rule, ...]:
     """The seven arms: share is kept by credit; judge, implicit, confidence: columns of their credit.
 

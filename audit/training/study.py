@@ -31,7 +31,7 @@ from audit.training.dose import Across, Doses, Recipe, fold_of, match, unmatched
 from audit.training.examples import Checkpoint, examples_of
 from audit.training.levels import ArmLevels, arm_levels
 from audit.training.outcomes import read_outcomes
-from audit.training.rules import Arm, Arms, Rule, arms, seven
+from audit.training.rules import JUDGE, Arm, Arms, Rule, arms, seven
 from audit.training.trainer import Key, Trained, Trainer, embedded, train
 from envs import Game
 from envs import games as find_games
@@ -76,7 +76,7 @@ class ArmsPlan:
     held_out: str = setting("", "set of held-out games; empty: any")
     replay_plan: str = setting("", "hash of the plan that the replay run must have; empty: any")
     share: float = setting(0.25, "share of the steps with credit that credit arms keep", **_above(0, 1))
-    judge: str = setting("judge", "column of the judge's credit")
+    judge: str = setting(JUDGE, "column of the judge's credit: a signal that audit score RUN judge made")
     implicit: str = setting(
         "implicit.delta_success", "column of implicit credit: how much likelier success makes the step"
     )
@@ -170,6 +170,12 @@ class ArmsPlanFile:
     plan: ArmsPlan
     locked: bool
     departed: tuple[str, ...]
+
+    def judged_by(self, column: str) -> ArmsPlanFile:
+        """The same with another column of the judge's credit, which departs from a lock."""
+        was, now = json.dumps(self.plan.judge), json.dumps(column)
+        changes = (f"judge: {was} -> {now}",) if self.locked and was != now else ()
+        return ArmsPlanFile(replace(self.plan, judge=column), self.locked, (*self.departed, *changes))
 
 
 def load_arms_plan(spec: str) -> ArmsPlanFile:

@@ -109,7 +109,7 @@ def test_absent_and_wrong_credit() -> None:
     made = arms(world)  # the seven, without judge, implicit, log probabilities and tau
     assert set(made.absent) == {"judge", "implicit", "confidence", "causal"}
     assert set(made.by_name) == {"untrained", "all steps", "outcome only", "random:outcome only"}
-    assert made.to_frame().set_index("arm").loc["judge", "reason"] == "no credit 'judge'"
+    assert made.to_frame().set_index("arm").loc["judge", "reason"] == "no credit 'judge.good5_hindsight'"
     with pytest.raises(InputError, match="no credit 'nothing'"):
         arms(world, [Rule("x", "nothing", "top", 0.1)])
     with pytest.raises(InputError, match="keeps no example"):

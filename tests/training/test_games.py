@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from audit.cli.training import arms as command
 from audit.plan import PRESETS, Collection, PlanFile, Rollouts
 from audit.policies.linear import LinearPolicy
 from audit.results import Run
+from audit.scoring import score
 from audit.study import replay_study
 from audit.training import Recipe, Rule, arms, contrast, examples_of_run, export, match, play, train, unmatched
+from audit.training.rules import JUDGE
 from audit.training.study import ArmsPlan, ArmsPlanFile, arms_study, load_arms_plan, lock_arms_plan
 from envs.core import InputError
+from tests.signals.fakes import FakeBackend, model
 
 TRAIN, HELD_OUT = "generated:12:1", "generated:6:2"
 
@@ -65,13 +69,34 @@ def test_arms_train_and_play_the_same_twice(run: Run) -> None:
 
 def test_a_signal_frame_makes_an_arm(run: Run) -> None:
     points = run.points["point"]
-    signals = pd.DataFrame({"point": points, "judge": np.arange(len(points)) % 3 - 1.0})
-    signals.loc[::5, "judge"] = np.nan  # unparsable
+    signals = pd.DataFrame({"point": points, JUDGE: np.arange(len(points)) % 3 - 1.0})
+    signals.loc[::5, JUDGE] = np.nan  # unparsable
     found = arms(run, signals=signals)
     row = found.to_frame().set_index("arm").loc["judge"]
-    assert row["no_credit"] == signals["judge"].isna().sum() and "judge" not in found.absent
-    kept = signals.set_index("point").loc[found.examples.points["point"], "judge"][found.by_name["judge"].weights > 0]
+    assert row["no_credit"] == signals[JUDGE].isna().sum() and "judge" not in found.absent
+    kept = signals.set_index("point").loc[found.examples.points["point"], JUDGE][found.by_name["judge"].weights > 0]
     assert (kept == 1).all()
+
+
+def test_a_scored_judge_is_the_judges_arm(run: Run) -> None:
+    """From audit score to audit arms: the default column is that of a real signal; --judge names another one."""
+
+    def says(text: str, draw: int) -> str:
+        """Rates what is acted on above walking, and refuses at every fifth step."""
+        step, command = re.findall(r"[Ss]tep (\d+)(?:, which it takes now, is)?: (\w+)", text)[-1]
+        if int(step) % 5 == 4:
+            return "I'm sorry, I cannot say."
+        return "3" if command == "go" else "5"
+
+    scores = score(run, [JUDGE, "baseline.step"], judge=model(FakeBackend(says)), save=False)
+    found = arms(run, signals=scores.frame)
+    row = found.to_frame().set_index("arm").loc["judge"]
+    assert row["no_credit"] == scores.frame[JUDGE].isna().sum() > 0
+    kept = found.examples.points.loc[found.by_name["judge"].weights > 0, JUDGE]
+    assert len(kept) and (kept == 1.0).all() and "random:judge" in found.by_name
+    file = ArmsPlanFile(ArmsPlan(), True, ()).judged_by("baseline.step")
+    assert file.departed == (f'judge: "{JUDGE}" -> "baseline.step"',) and file.plan.rules()[3].credit == "baseline.step"
+    assert ArmsPlanFile(ArmsPlan(), True, ()).judged_by(JUDGE) == ArmsPlanFile(ArmsPlan(), True, ())
 
 
 def test_datasets_for_elsewhere(run: Run, tmp_path: Path) -> None:
@@ -136,7 +161,7 @@ def test_plans_are_checked_pinned_and_locked(run: Run, tmp_path: Path) -> None:
     study = arms_study(run, load_arms_plan(str(path)), HELD_OUT)
     assert "departs from the plan: share: 0.25 -> 0.5" in study.marks
     assert f"departs from the plan: held_out: generated:9:9 -> {HELD_OUT}" in study.marks
-    assert "arm judge is absent: no credit 'judge'" in study.marks
+    assert "arm judge is absent: no credit 'judge.good5_hindsight'" in study.marks
     for text, says in (("seeds = 0", "expected above 0"), ("seed = true", "expected"), ("colour = 1", "unknown key")):
         path.with_name("bad.toml").write_text(text)
         with pytest.raises(InputError, match=says):
@@ -161,6 +186,12 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
         "dose.png",
     }  # fmt: skip
     assert audit.load(run.directory.path).effects.equals(run.effects)
+    signals = pd.DataFrame({"point": run.points["point"], "mine": np.arange(len(run.points)) % 4.0})
+    signals.to_parquet(tmp_path / "mine.parquet")
+    more = ["--judge", "mine", "--signals", str(tmp_path / "mine.parquet")]
+    answer = runner.invoke(command, [*arguments[:-2], *more], catch_exceptions=False)
+    assert answer.exit_code == 0 and "top 25 % by mine" in answer.output and "random:judge" in answer.output
+    assert f'!! departs from the plan: judge: "{JUDGE}" -> "mine"' in answer.output
 
 
 def test_arms_of_a_policy_that_is_not_linear_are_trained_elsewhere(run: Run, tmp_path: Path) -> None:
