@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from audit.llm.journal import spending
@@ -35,7 +36,7 @@ def collect(
 ) -> Iterator[Trajectory]:
     """Yield n trajectories: draw i plays game i modulo the number of games, in the order given.
 
-    budget: steps an episode may take. seed: of the draws. done: told how many are collected so far.
+    budget: steps an episode may take. seed: of the draws. done: told how many episodes are over so far.
     Deterministic: the same policy, games and seed give the same trajectories.
     """
     identity = policy_id(policy)
@@ -49,11 +50,16 @@ def collect(
             seeds = draws(budget, "collect", seed, game.id, number)
             starts.append(Start(env, History(game.id, env.reset()), budget, seeds))
         with spending("collect"):
-            finished = asyncio.run(roll(policy, starts, keep_proposals=True))
+            told = partial(_over, done, first)
+            finished = asyncio.run(roll(policy, starts, keep_proposals=True, progress=told))
         for number, finish in zip(numbers, finished, strict=True):
             game = games[number % len(games)]
             yield _trajectory(game, finish, identity, budget, seed, number)
         done(numbers.stop)
+
+
+def _over(done: Callable[[int], None], before: int, stage: str, over: int, of: int) -> None:
+    done(before + over)
 
 
 def _trajectory(game: Game, finish: Finish, identity: str, budget: int, seed: int, draw: int) -> Trajectory:

@@ -114,12 +114,13 @@ async def _together(policy: LLMPolicy, groups: list[list[Start]]) -> list[Finish
     return [finish for some in await asyncio.gather(*(roll(policy, group) for group in groups)) for finish in some]
 
 
-async def saturate(url: str, prompts: list[str], connections: int, seconds: float = 4.0) -> float:
+async def saturate(url: str, prompts: list[str], connections: int, seconds: float = 10.0) -> float:
     """Answers a second that the server gives to requests which cost nothing to make."""
     body = json.dumps({"model": "fake", "prompt": prompts, "max_tokens": 16, "temperature": 1.0}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: loopback\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     host, port = url.split("/")[2].split(":")
-    until = time.perf_counter() + seconds
+    started = time.perf_counter()
+    until = started + seconds
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -132,7 +133,8 @@ async def saturate(url: str, prompts: list[str], connections: int, seconds: floa
         writer.close()
         return answers
 
-    return sum(await asyncio.gather(*(one() for _ in range(connections)))) / seconds
+    answers = sum(await asyncio.gather(*(one() for _ in range(connections))))
+    return answers / (time.perf_counter() - started)  # not / seconds: the last answers come after them
 
 
 def _rest(turn: Turn) -> tuple[tuple[str, ...], bool, bool, object]:
