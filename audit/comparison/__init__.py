@@ -7,7 +7,8 @@ Definitions: ../shared/statistics-replay.md, section 5. Every estimate has two c
 hold for `better`: an interval over games (cluster bootstrap) and the shuffles of the signal within its trajectories.
 """
 
-from audit.comparison.compare import Comparison, Difference, compare, compare_run, confirm, side_by_side
+from audit.comparison.compare import Comparison, Difference, compare, compare_run, side_by_side
+from audit.comparison.confirm import confirm, family
 from audit.comparison.controls import controls
 from audit.comparison.measures import MEASURES
 from audit.comparison.router import Router, router
@@ -21,6 +22,7 @@ __all__ = [
     "compare_run",
     "confirm",
     "controls",
+    "family",
     "router",
     "side_by_side",
 ]

@@ -21,21 +21,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from audit.comparison.confirm import PRIMARY as PRIMARY
+from audit.comparison.confirm import confirm
 from audit.comparison.controls import IMPORTANCE, ORACLE, PERMUTED, controls
 from audit.comparison.frames import Joined, check_frames, effects_of, join, oriented
 from audit.comparison.measures import MEASURES, SHARES, Found, Measured, measure
 from audit.comparison.pivotal import at_budgets
-from audit.comparison.resample import ROUNDING, Span, above, cluster_counts, enough, equivalence, holm, span
-from audit.plan import Hypothesis
+from audit.comparison.resample import ROUNDING, Span, above, cluster_counts, enough, equivalence, span
+from audit.plan import EQUIVALENCE, Hypothesis
 from audit.results import Run
 from envs.core import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PRIMARY = "spearman"
 BUDGETS = (0.05, 0.1, 0.2, 0.3)
-EQUIVALENCE = "equivalence:"  # prefix of a hypothesis' measure that claims "within the margin of chance"
 ADAPTIVE = (
     "adaptive rounds: points that stopped early overstate their effects a little, so the reliability and "
     "the corrected correlations are approximate; under a plan with rollouts.adaptive = false they are not"
@@ -62,7 +62,7 @@ class Comparison:
     """Signals compared with the effects of one run. Made by `compare`.
 
     frame: one row a signal and measure. budgets: precision and recall at a budget. coverage: how many points each
-    signal was compared on. confirmed: the confirmatory family with Holm. notes: what every output must say.
+    signal was compared on. confirmed: the confirmatory family with Holm (`confirm`). notes: what every output must say.
     """
 
     frame: pd.DataFrame
@@ -209,7 +209,7 @@ def compare(
     "negated"). hypotheses: the confirmatory family. margin: of equivalence for correlations; half of it for shares
     (sign, AUC, average precision). draws, shuffles: of the bootstrap and of chance. noise: of the planted oracle.
     games: what to resample, where several runs share it.
-    Raises InputError on frames that do not fit (see `frames.join`) or a hypothesis that names no signal or measure.
+    Raises InputError on frames that do not fit (see `frames.join`) or a hypothesis that names no measure.
     """
     if not 0 < alpha < 0.5 or not margin > 0 or draws < 100 or shuffles < 100:
         raise InputError("compare: alpha in (0, .5), a margin above 0, and 100 draws and shuffles or more are needed.")
@@ -229,18 +229,17 @@ def compare(
             for signal in joined.names
         ]
     )
-    confirmed = confirm(hypotheses, frame)
-    family = set(zip(confirmed["signal"], confirmed["measure"].str.removeprefix(EQUIVALENCE), strict=True))
+    family = {(h.signal, (h.measure or PRIMARY).removeprefix(EQUIVALENCE)) for h in hypotheses if h.than is None}
     frame["role"] = [
         "control" if s in (ORACLE, PERMUTED) else "confirmatory" if (s, m) in family else "exploratory"
         for s, m in zip(frame["signal"], frame["measure"], strict=True)
     ]
     ranked = oriented(joined.values, joined.names, reading)
-    return Comparison(
+    done = Comparison(
         frame,
         _budgets(joined, ranked, 1 - alpha),
         joined.coverage,
-        confirmed,
+        pd.DataFrame(),
         tuple(_notes(frame, joined, alpha)),
         alpha,
         margin,
@@ -249,14 +248,31 @@ def compare(
         measured,
         counts,
     )
+    return replace(done, confirmed=confirm(hypotheses, done))
 
 
 def compare_run(
-    run: Run, signals: pd.DataFrame, importance: Mapping[str, str] | None = None, **options: Any
+    run: Run,
+    signals: pd.DataFrame,
+    importance: Mapping[str, str] | None = None,
+    *,
+    won: bool | None = None,
+    **options: Any,
 ) -> Comparison:
-    """`compare` with a run's effects (with their variances), its plan's hypotheses and alpha, and the run's marks."""
+    """`compare` with a run's effects (with their variances), its plan's hypotheses and alpha, and the run's marks.
+
+    won: only the trajectories that were won (True) or lost (False); then nothing is confirmatory.
+    """
     options = {"alpha": run.plan.decisions.alpha, "hypotheses": run.plan.hypotheses, **options}
-    done = compare(effects_of(run), signals, importance=importance, **options)
+    effects = effects_of(run)
+    if won is not None:
+        # What was announced is about all trajectories.
+        options["hypotheses"] = ()
+        ids = run.trajectories.loc[run.trajectories["won"] == won, "trajectory"]
+        effects = effects[effects["trajectory"].isin(ids)]
+        if effects.empty:
+            raise InputError(f"No trajectory was {'won' if won else 'lost'}, so there is nothing to compare.")
+    done = compare(effects, signals, importance=importance, **options)
     return replace(done, notes=(*run.marks, *done.notes, *([ADAPTIVE] if run.plan.rollouts.adaptive else [])))
 
 
@@ -318,36 +334,6 @@ def _row(signal: str, name: str, found: Found, alpha: float, margin: float) -> d
         "games": found.clusters,
         "note": note or None,
     }
-
-
-def confirm(hypotheses: Sequence[Hypothesis], frame: pd.DataFrame) -> pd.DataFrame:
-    """The confirmatory family: the p-value of each hypothesis with Holm's adjustment.
-
-    A hypothesis names a signal and a measure; `equivalence:MEASURE` claims that the signal is within the margin of
-    chance (for instance that a partial correlation adds nothing). Those that name neither are listed untested (they
-    are about something else); naming one that is not here raises InputError.
-    """
-    rows: list[dict[str, Any]] = []
-    for hypothesis in hypotheses:
-        row: dict[str, Any] = {"hypothesis": hypothesis.name, "claim": hypothesis.claim, "signal": hypothesis.signal}
-        asked = hypothesis.measure or PRIMARY
-        row |= {"measure": asked, "p": np.nan, "estimate": np.nan, "low": np.nan, "high": np.nan, "tested": False}
-        if hypothesis.signal is not None:
-            name = asked.removeprefix(EQUIVALENCE)
-            _known(name)
-            found = frame[(frame["signal"] == hypothesis.signal) & (frame["measure"] == name)]
-            if found.empty:
-                raise InputError(f"hypothesis {hypothesis.name}: its signal {hypothesis.signal} was not scored.")
-            one = found.iloc[0]
-            row |= {key: one[key] for key in ("estimate", "low", "high")}
-            row |= {"p": one["p_equivalence" if asked.startswith(EQUIVALENCE) else "p"], "tested": True}
-        rows.append(row)
-    columns = ["hypothesis", "claim", "signal", "measure", "estimate", "low", "high", "p", "p_holm", "tested"]
-    table = pd.DataFrame(rows, columns=[c for c in columns if c != "p_holm"])
-    tested = table["tested"].astype(bool)
-    table["p_holm"] = np.nan
-    table.loc[tested, "p_holm"] = holm(table.loc[tested, "p"].astype(float).tolist())
-    return table[columns]
 
 
 def _budgets(joined: Joined, ranked: NDArray[np.float64], level: float) -> pd.DataFrame:

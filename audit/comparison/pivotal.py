@@ -249,3 +249,29 @@ def router_curve(
             }
         )
     return pd.DataFrame(rows)
+
+
+def recall_at(x: Floats, hit: Bools, game: Ints, counts: NDArray[Any], share: float) -> Floats:
+    """Share of the hits among the highest-valued share of points, in resamples given by counts (resamples, games).
+
+    The threshold is each resample's own; the point at which the share is reached, and points tied with it, count in
+    part. NaN in a resample without a hit.
+    """
+    values, place = np.unique(-x, return_inverse=True)
+    table = np.zeros((2, values.size, counts.shape[1]))
+    np.add.at(table[0], (place, game), 1)
+    np.add.at(table[1], (place[hit], game[hit]), 1)
+    points, hits = table.cumsum(axis=1)
+    found = np.empty(counts.shape[0])
+    block = max(1, 2_000_000 // values.size)
+    for start in range(0, counts.shape[0], block):
+        c = counts[start : start + block].astype(float)
+        sent, right = c @ points.T, c @ hits.T
+        sought = share * sent[:, -1]
+        edge = np.minimum((sent < sought[:, None] - 1e-9).sum(axis=1), values.size - 1)
+        row = np.arange(c.shape[0])
+        before = np.where(edge > 0, sent[row, edge - 1], 0.0), np.where(edge > 0, right[row, edge - 1], 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = (sought - before[0]) / (sent[row, edge] - before[0])
+            found[start : start + block] = (before[1] + part * (right[row, edge] - before[1])) / right[:, -1]
+    return found
