@@ -256,7 +256,7 @@ def as_text(frame: pd.DataFrame) -> str:
     """A frame of figures as aligned plain text; missing is shown as a dash, never as 0."""
 
     def cell(value: Any) -> str:
-        if value is None or (isinstance(value, float) and not np.isfinite(value)):
+        if value is None or value is pd.NA or (isinstance(value, float) and not np.isfinite(value)):
             return "-"
         return f"{value:.3f}" if isinstance(value, float) else str(value)
 

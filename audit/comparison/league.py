@@ -1,7 +1,8 @@
 """A public ground-truth file: what a signal may see and, apart from it, what the replay found; and the league on it.
 
-Knows: which fields are input and which are truth. Hides: the file (gzipped JSON lines, the same bytes for the same
-run). Whoever computes a signal reads `read_inputs`, which never parses a truth line; `league` reads the truth.
+Knows: which fields are input and which are truth, and the file that ships (SHIPPED: its plan lies beside it and says
+which two commands make it). Hides: the file (gzipped JSON lines, the same bytes for the same run). Whoever computes a
+signal reads `read_inputs`, which never parses a truth line; `league` reads the truth.
 
     {"kind": "header", ...}      format, estimand, policy, games, versions, counts; no secret, no local path
     {"kind": "trajectory", ...}  a trajectory (the documented JSONL schema) and its split
@@ -28,6 +29,7 @@ from audit.comparison.compare import PRIMARY, Comparison, compare
 from audit.comparison.controls import ORACLE, PERMUTED
 from audit.comparison.frames import effects_of
 from audit.records import Trajectory, content_id
+from audit.replay import point_id
 from audit.results import Run, read_run_trajectories
 from audit.store import dumps
 from envs.core import InputError
@@ -35,6 +37,7 @@ from envs.core import InputError
 FORMAT = "credit-audit benchmark 1"
 MAX_BYTES = 500_000_000  # unpacked
 Split = Literal["dev", "test", "all"]
+SHIPPED = ("hasty-generated",)
 
 INPUT = ("point", "trajectory", "step", "action", "pi", "exact", "draws")
 TRUTH = (
@@ -56,6 +59,15 @@ class Inputs:
 def split_of(game: str) -> str:
     """`dev` or `test`, about half of the games each, from the game's content id."""
     return "test" if int(content_id("split", game)[:8], 16) % 2 else "dev"
+
+
+def find_benchmark(name: str | Path) -> Path:
+    """The file of a benchmark: a path, or the name of one that ships. Raises InputError where there is none."""
+    if str(name) in SHIPPED:
+        return Path(__file__).parent / "shipped" / f"{name}.jsonl.gz"
+    if not Path(name).is_file():
+        raise InputError(f"{name}: no such benchmark; expected a file NAME.jsonl.gz or {' or '.join(SHIPPED)}.")
+    return Path(name)
 
 
 def export_benchmark(run: Run, path: str | Path) -> Path:
@@ -114,6 +126,7 @@ def _plain(value: Any) -> Any:
 
 def _read(path: str | Path, kinds: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The lines of some kinds, which come in the order of the module's description; the rest is not even parsed."""
+    path = find_benchmark(path)
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     marks = {kind: f'"kind":"{kind}"' for kind in ("header", "trajectory", "point", "truth")}
     read = 0
@@ -183,32 +196,41 @@ def read_truth(path: str | Path, split: Split = "all") -> pd.DataFrame:
     return frame if split == "all" else frame[frame["split"] == split].reset_index(drop=True)
 
 
-def read_signals(paths: Sequence[str | Path]) -> pd.DataFrame:
-    """Signal files (.csv, .parquet, .jsonl) joined on `point`: one row a point, a column a signal.
+def read_signals(sources: Sequence[str | Path | pd.DataFrame], known: frozenset[str] | None = None) -> pd.DataFrame:
+    """Signals of files (.csv, .parquet, .jsonl) and frames joined on `point`: one row a point, a column a signal.
 
-    A file has the column `point` and one or more signals; a column named `value` is called after the file.
-    Raises InputError where a file cannot be read or two signals have one name.
+    Each has the column `point` and one or more signals; a column named `value` is called after its file. known: the
+    points there may be. Raises InputError where a file cannot be read, has other points, or two signals have one name.
     """
     joined: pd.DataFrame | None = None
-    for path in map(Path, paths):
-        frame = _signal_file(path)
+    for source in sources:
+        frame, where = (source, "signals") if isinstance(source, pd.DataFrame) else (_signal_file(source), str(source))
         if "point" not in frame.columns:
-            raise InputError(f"{path}: has no column 'point'; expected point and a column a signal.")
-        frame = frame.drop(columns=[c for c in ("trajectory", "step") if c in frame.columns])
-        frame = frame.rename(columns={"value": path.stem, "reason": f"{path.stem}:why"})
+            raise InputError(f"{where}: has no column 'point'; expected point and a column a signal.")
+        unknown = [] if known is None else [point for point in frame["point"] if point not in known]
+        if unknown:
+            raise InputError(
+                f"{where}: {len(unknown)} of {len(frame)} points are not of this benchmark ({unknown[0]} first); "
+                f"audit score BENCHMARK --out FILE.csv scores a signal on its points."
+            )
         if frame["point"].duplicated().any():
-            raise InputError(f"{path}: a point is there twice; expected one row a point.")
+            raise InputError(f"{where}: a point is there twice; expected one row a point.")
+        frame = frame.drop(columns=[c for c in ("trajectory", "step") if c in frame.columns])
+        if not isinstance(source, pd.DataFrame):
+            stem = Path(source).stem
+            frame = frame.rename(columns={"value": stem, "reason": f"{stem}:why"})
         if joined is not None:
             twice = sorted((set(joined.columns) & set(frame.columns)) - {"point"})
             if twice:
-                raise InputError(f"{path}: the signal {twice[0]} is in another file too; rename one.")
+                raise InputError(f"{where}: the signal {twice[0]} is in another file too; rename one.")
         joined = frame if joined is None else joined.merge(frame, on="point", how="outer")
     if joined is None:
-        raise InputError("league: name one signal file or more.")
+        raise InputError("league: name one signal file or more (on the command line also --signal my.py:Class).")
     return joined
 
 
-def _signal_file(path: Path) -> pd.DataFrame:
+def _signal_file(source: str | Path) -> pd.DataFrame:
+    path = Path(source)
     try:
         if path.suffix == ".csv":
             return pd.read_csv(path, dtype={"point": str})
@@ -223,12 +245,22 @@ def _signal_file(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class League:
-    """Signals ranked on a benchmark. frame: best first; comparison: everything behind it."""
+    """Signals ranked on a benchmark. frame: best first; comparison: everything behind it; notes: what must be said."""
 
     frame: pd.DataFrame
     comparison: Comparison
     measure: str
     split: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """On what it was ranked."""
+        joined = self.comparison.joined
+        return (
+            f"{self.measure} on {len(joined.tau)} points of {len(joined.groups)} trajectories in {len(joined.games)} "
+            f"games (split {self.split}); ceiling of a correlation {self.comparison.ceiling:.2f}"
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row a signal: rank, estimate, interval, verdict, distance from the leader with interval."""
@@ -249,23 +281,36 @@ class League:
 
 def league(
     benchmark: str | Path,
-    signals: pd.DataFrame | Sequence[str | Path],
+    signals: pd.DataFrame | Sequence[str | Path | pd.DataFrame],
     *,
     measure: str = PRIMARY,
     split: Split = "test",
     importance: Mapping[str, str] | None = None,
     **options: Any,
 ) -> League:
-    """Rank any number of signals on a benchmark file.
+    """Rank any number of signals on a benchmark: a file, or the name of one that ships.
 
-    signals: a frame with `point` and a column a signal, or signal files. split: of games. options: as `compare`.
+    signals: signal files, or frames with `point` and a column a signal. split: of games. options: as `compare`.
     `tied` says that the interval of the distance from the leader holds 0: the ranks do not tell those apart.
+    Raises InputError where a file does not fit the benchmark or a signal has no value at any of its points.
     """
     truth = read_truth(benchmark, split)
     if truth.empty:
         raise InputError(f"{benchmark}: has no point in the split {split!r}.")
-    frame = signals if isinstance(signals, pd.DataFrame) else read_signals(signals)
+    sources = [signals] if isinstance(signals, pd.DataFrame) else signals
+    frame = read_signals(sources, _steps(read_inputs(benchmark)))
     compared = compare(truth, frame, importance=importance, **options)
+    notes = list(compared.notes)
+    for row in compared.coverage.to_dict("records"):
+        lacking = row["defined"] - row["compared"]
+        if lacking == row["defined"]:
+            raise InputError(f"league: the signal {row['signal']} has no value at any point of the split {split!r}.")
+        if lacking:
+            why = f" ({row['reason']})" if isinstance(row["reason"], str) else ""
+            notes.append(
+                f"{row['signal']}: no value at {lacking} of {row['defined']} points{why}; it is ranked on the others, "
+                f"so not quite like for like"
+            )
     table = compared.summary(measure)
     table = table[~table["signal"].isin((PERMUTED,))].copy()
     own = table[table["signal"] != ORACLE]
@@ -277,4 +322,10 @@ def league(
     table["tied"] = [bool(d.low <= 0 <= d.high) if np.isfinite(d.low) else True for d in behind]
     columns = ["rank", "signal", "estimate", "low", "high", "behind", "behind_low", "behind_high", "tied", "verdict"]
     columns += ["corrected", "corrected_low", "corrected_high", "points", "games", "note"]
-    return League(table[columns].reset_index(drop=True), compared, measure, split)
+    return League(table[columns].reset_index(drop=True), compared, measure, split, tuple(notes))
+
+
+def _steps(inputs: Inputs) -> frozenset[str]:
+    """The points that may be scored: every step of every trajectory, also those that were not replayed."""
+    policy = str(inputs.header["policy_id"])
+    return frozenset(point_id(t.id, step, policy) for t in inputs.trajectories for step in range(len(t.commands)))
