@@ -42,11 +42,11 @@ def write_report(
     from audit.results import load
     from audit.training.study import load_arms
 
+    trials = [path for path in runs if RunDirectory.open(path).manifest.get("kind") == KIND]
+    opened = {label: load(path) for label, path in _labels([path for path in runs if path not in trials]).items()}
     page = runs[0] / PAGE if out is None else out
     if page.suffix != ".html" or not page.resolve().parent.is_dir():
         raise InputError(f"{page}: expected a file NAME.html in a folder that exists.")
-    trials = [path for path in runs if RunDirectory.open(path).manifest.get("kind") == KIND]
-    opened = {label: load(path) for label, path in _labels([path for path in runs if path not in trials]).items()}
     scored = {label: (run, scores_of(run)) for label, run in opened.items()}
     sections: list[Section] = []
     for place, (label, (run, scores)) in enumerate(scored.items()):
@@ -62,8 +62,7 @@ def write_report(
         prefix = "trial-" if len(wanted) == 1 else f"trial{place + 1}-"
         sections.append(trial_section(load_trial(path), label, prefix, held))
     if arms is not None:
-        contrasts, marks = load_arms(arms)
-        sections.append(arms_section(contrasts, marks, "training-"))
+        sections.append(arms_section(*load_arms(arms), "training-"))
     first = next(iter(opened.values()), None)
     subtitle = "A micro-randomised trial." if first is None else first.headline.split("\n")[0]
     title = "Credit audit: " + ", ".join([*opened, *(_labels(trials))])

@@ -50,10 +50,11 @@ def first_round(run: Run) -> pd.DataFrame:
 
 def edges_for(counts: pd.DataFrame) -> Floats:
     """Edges of bins over [-1, 1] with 0 in the middle of one. Estimates from equal counts lie on a grid; bins are then
-    whole steps of it, so that none is empty for want of a value."""
+    an odd number of its steps wide, so that none is empty for want of a value and no value lies on an edge."""
     sizes = {int(n) for column in ("n_factual", "n_alternative") for n in counts[column].unique()}
     step = 1 / math.lcm(*sizes) if sizes and (counts["scale"] == 1).all() else NARROWEST
-    width = step * max(1, math.ceil(NARROWEST / step - 1e-9))
+    steps = max(1, math.ceil(NARROWEST / step - 1e-9))
+    width = step * (steps if steps % 2 else steps + 1)
     half = math.ceil(1 / width - 0.5 - 1e-9)
     return np.asarray((np.arange(-half, half + 2) - 0.5) * width, dtype=np.float64)
 

@@ -79,7 +79,7 @@ def _kind(part: Any) -> str:
 
 def _verdict(word: str) -> str:
     """The class of a verdict: of the words this package uses, none for any other."""
-    known = ("pivotal", "inconclusive", "better", "worse", "better than chance", "cannot be told")
+    known = ("pivotal", "inconclusive", "better", "worse")
     return word.replace(" ", "-") if word in known else ""
 
 

@@ -109,7 +109,8 @@ class Table:
         digits: int = 3,
         folded: bool = False,
     ) -> Table:
-        """A frame's columns (those in `names`, under these headings; default all) as a table."""
+        """A frame's columns (those in `names`, under these headings; default all) as a table. A column of texts without
+        any is left out."""
         kept = dict(names) if names is not None else {str(c): str(c).replace("_", " ") for c in frame.columns}
         kept = {column: heading for column, heading in kept.items() if column in frame.columns}
         numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in kept]
@@ -120,6 +121,9 @@ class Table:
             )
             for row in frame[list(kept)].astype(object).itertuples(index=False, name=None)
         ]
+        full = [i for i in range(len(kept)) if numeric[i] or any(row[i] not in ("", "–") for row in rows)]
+        rows, numeric = [tuple(row[i] for i in full) for row in rows], [numeric[i] for i in full]
+        kept = {column: kept[column] for column in (list(kept)[i] for i in full)}
         place = list(kept).index(verdict) if verdict in kept else None
         return cls(caption, tuple(zip(kept.values(), numeric, strict=True)), tuple(rows), place, folded)
 

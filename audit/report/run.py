@@ -46,6 +46,9 @@ SUPPORT_WORDS = {
     "unfaithful": "the game did not reproduce",
     "error": "failed or not replayed",
 }
+STEP_COLUMNS = (
+    "point", "state", "estimate", "low", "high", "pi", "n_factual", "wins_factual", "support", "reason",
+)  # fmt: skip
 HALF = 21.0  # pixels from the middle of a strip to an effect of 1
 
 
@@ -310,13 +313,11 @@ def steps_of(run: Run, count: int) -> pd.DataFrame:
             key = (row["trajectory"], step)
             if key in known.index:
                 point = known.loc[key]
-                entry |= {name: point[name] for name in ("point", "state", "estimate", "low", "high", "pi", "support")}
-                entry["reason"] = point["reason"]
+                entry |= {name: point[name] for name in STEP_COLUMNS}
             else:
                 entry["state"] = "not asked"
             rows.append(entry)
-    columns = ["trajectory", "step", "action", "point", "state", "estimate", "low", "high", "pi", "support", "reason"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=["trajectory", "step", "action", *STEP_COLUMNS])
 
 
 def _draw_timelines(frame: pd.DataFrame, figure: Figure) -> None:
@@ -425,6 +426,9 @@ def _step(row: Mapping[Any, Any], point: Mapping[Any, Any], last: int, instead: 
             if other["rollouts"]
         ]
         others = "; ".join(listed) + (f"; and {len(found) - 3} more" if len(found) > 3 and listed else "")
+    if others and state in MARKERS:
+        own = f"This action: {int(point['wins_factual'])} of {int(point['n_factual'])} won."
+        others = f"{own} Instead: {others}."
     wrote = row["texts"][number_]
     return Step(
         number_,
@@ -437,5 +441,5 @@ def _step(row: Mapping[Any, Any], point: Mapping[Any, Any], last: int, instead: 
         others,
         round(100 * (number_ + 0.5) / last, 2),
         round(HALF + 3 - HALF * estimate, 2),
-        2.2 + (2.4 if state == "pivotal" else 0.0) + (2.0 * abs(estimate) if state in MARKERS else 0.6),
+        2.2 + (1.6 if state == "pivotal" else 0.0) + (2.0 * abs(estimate) if state in MARKERS else 0.6),
     )

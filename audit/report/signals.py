@@ -13,7 +13,7 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure
 
-from audit.comparison.compare import PRIMARY, Comparison, compare_run, side_by_side
+from audit.comparison.compare import Comparison, compare_run, side_by_side
 from audit.comparison.controls import ORACLE, PERMUTED
 from audit.comparison.frames import effects_of
 from audit.comparison.measures import MEASURES
@@ -23,9 +23,9 @@ from audit.results import Run
 from audit.scoring import Scores, load_scores
 from envs.core import InputError
 
+PRIMARY = next(iter(MEASURES))
 DRAWN = 6  # signals that are drawn one by one
 COLUMNS = 2  # panels beside each other
-WORDS = {"better": "better than chance", "equivalent": "no better than chance", "inconclusive": "cannot be told"}
 
 
 def scores_of(run: Run) -> Scores | None:
@@ -62,8 +62,8 @@ def _league(done: Comparison, prefix: str) -> list[Part]:
     best = [short(name, 32) for name in real.loc[real["verdict"] == "better", "signal"]]
     chance = int((real["verdict"] == "equivalent").sum())
     lead = (
-        f"{len(real)} signals. Better than chance: {', '.join(best) if best else 'none'}. Shown to be no better than "
-        f"chance: {chance}. The rest cannot be told with these data."
+        f"{len(real)} signals. Better than chance: {', '.join(best) if best else 'none'}. Equivalent to chance (shown "
+        f"to be no better by more than the margin): {chance}. The rest are inconclusive: these data cannot tell."
     )
     ceiling = f"The dashed line at {number(done.ceiling, 2)} is the ceiling: " if done.ceiling == done.ceiling else ""
     how = (
@@ -92,12 +92,10 @@ def _league(done: Comparison, prefix: str) -> list[Part]:
             "interval": _pairs(league, "low", "high"),
             "chance band": _pairs(league, "band_low", "band_high"),
             "p": league["p"].astype(float),
-            "verdict": league["verdict"].map(lambda word: WORDS.get(word, word)),
+            "verdict": league["verdict"],
             "corrected": league["corrected"].astype(float),
             "corrected interval": _pairs(league, "corrected_low", "corrected_high"),
-            "points": league["points"],
-            "role": league["role"],
-            "note": [note or "" for note in league["note"]],
+            "note": [note if isinstance(note, str) else "" for note in league["note"]],
         }
     )
     parts.append(Table.of("The league (corrected: for the rollout noise of the effects)", rows, verdict="verdict"))

@@ -17,13 +17,14 @@ from matplotlib.figure import Figure
 from audit.mrt.data import MRTData
 from audit.mrt.diagnostics import RandomizationCheck, positivity, randomization_check
 from audit.mrt.impact import Leaderboard
-from audit.mrt.reading import Reading, read
+from audit.mrt.reading import BY, Reading, read
 from audit.mrt.results import Effects
 from audit.mrt.trial import Trial
 from audit.report.parts import Drawing, Facts, Missing, Part, Section, Table, Text, interval, number, short
 from envs.core import InputError
 
 COINS = ("t", "n_past_eligible", "n_past_treated")
+MOST_LEVELS = 20
 TRANSPORT = (
     "These are averages over the histories that this trial's policy met under this trial's coins. For another policy, "
     "another set of games or other coins they need not hold; --used-for TRIAL checks that against another trial."
@@ -37,12 +38,21 @@ def trial_section(trial: Trial, label: str, prefix: str, used_for: Trial | None 
     try:
         data = trial.data()
         parts += _checks(data)
-        reading = read(trial, used_for=used_for)
+        reading = read(trial, by=groupings(data), used_for=used_for)
     except InputError as error:
         return Section(title, [*parts, Missing(f"The trial cannot be read: {error}")], "Trial")
     parts = [Facts(_card(trial.manifest, reading)), *_effects(reading, prefix), *parts]
     parts += [Text(note, "note") for note in reading.notes]
     return Section(title, parts, "Trial")
+
+
+def groupings(data: MRTData) -> list[str]:
+    """The features whose levels get a blip each: the usual ones where the trial has them, else its texts with few
+    levels."""
+    varied = [name for name in data.frame.columns if data.frame[name].nunique() > 1]
+    usual = [name for name in BY if name in varied]
+    words = [name for name in varied if not pd.api.types.is_numeric_dtype(data.frame[name])]
+    return usual or [name for name in words if data.frame[name].nunique() <= MOST_LEVELS]
 
 
 def _card(manifest: Mapping[str, Any], reading: Reading) -> tuple[tuple[str, str], ...]:
@@ -56,7 +66,7 @@ def _card(manifest: Mapping[str, Any], reading: Reading) -> tuple[tuple[str, str
             ("Intervention", ", ".join(f"{k} {v}" for k, v in about.items() if isinstance(v, (str, int, float))))
         )
     if design:
-        facts.append(("Coins", ", ".join(f"{key} {value}" for key, value in design.items())))
+        facts.append(("Design", ", ".join(f"{key} {value}" for key, value in design.items())))
     if manifest.get("env"):
         facts.append(("Games", str(manifest["env"])))
     facts += [(name[0].upper() + name[1:], value) for name, value in reading.headline]
@@ -66,7 +76,7 @@ def _card(manifest: Mapping[str, Any], reading: Reading) -> tuple[tuple[str, str
 def _effects(reading: Reading, prefix: str) -> list[Part]:
     pooled = reading.pooled.assign(interval=_pairs(reading.pooled, "low", "high"))
     names = {"continuation": "what happens later", "arm": "treatment", "estimate": "effect", "se": "se"}
-    names |= {"interval": "95 % interval", "p_value": "p"}
+    names |= {"interval": "95\u00a0% interval", "p_value": "p"}
     parts: list[Part] = [
         Text(
             "A blip is the effect on the outcome of intervening at one decision instead of not. What happens at later "
@@ -88,8 +98,8 @@ def _effects(reading: Reading, prefix: str) -> list[Part]:
             f"{prefix}gains",
             "What whole policies of intervening would gain",
             "Each line is a rule for when to intervene. Its gain is the outcome it would reach minus that of never "
-            "intervening, with a 95 % interval. Rules far from the trial's coins (a small effective sample size) lean "
-            "on the blip model.",
+            "intervening, with a 95\u00a0% interval. Rules far from the trial's coins (a small effective sample size) "
+            "lean on the blip model.",
             table,
             partial(_draw, gains, "gain in outcome over never intervening"),
             (6.0, 1.1 + 0.26 * len(gains.names)),
@@ -97,7 +107,7 @@ def _effects(reading: Reading, prefix: str) -> list[Part]:
         )
     )
     table = table.assign(interval=_pairs(table, "low", "high"))
-    names = {"term": "rule", "estimate": "gain", "se": "se", "interval": "95 % interval", "p_value": "p"}
+    names = {"term": "rule", "estimate": "gain", "se": "se", "interval": "95\u00a0% interval", "p_value": "p"}
     names |= {"ess": "effective sample size", "consistent": "consistent share"}
     parts.append(Table.of("Policy gains", table, names))
     return parts
@@ -106,16 +116,18 @@ def _effects(reading: Reading, prefix: str) -> list[Part]:
 def _board(name: str, board: Leaderboard, figure: str) -> list[Part]:
     table = board.to_frame()
     ordered = board.effects.select(list(table["term"]))
+    levels = tuple(term.removeprefix(f"{name}=") for term in ordered.names)
+    ordered = replace(ordered, names=levels)
     ranks = [_ranks(a, b) for a, b in zip(table["rank_best"], table["rank_worst"], strict=True)]
-    table = table.assign(interval=_pairs(table, "low", "high"), ranks=ranks)
+    table = table.assign(term=levels, interval=_pairs(table, "low", "high"), ranks=ranks)
     shown = {"term": short(name), "estimate": "effect", "interval": "simultaneous interval"}
     shown |= {"p_adjusted": "adjusted p", "ranks": "rank", "rows_treated": "decisions treated", "reason": "reason"}
     return [
         Drawing(
             figure,
             f"Where intervening matters, by {short(name)}",
-            "The largest effect is on top. Lines are 95 % intervals one by one; the table has simultaneous ones and "
-            "the ranks that a group may hold, given all comparisons at once.",
+            "The largest effect is on top. Lines are 95\u00a0% intervals one by one; the table has simultaneous ones "
+            "and the ranks that a group may hold, given all comparisons at once.",
             board.to_frame(),
             partial(_draw, ordered, "effect of intervening once"),
             (6.0, 1.1 + 0.26 * len(ordered.names)),
@@ -129,7 +141,7 @@ def _board(name: str, board: Leaderboard, figure: str) -> list[Part]:
 def _ranks(best: Any, worst: Any) -> str:
     if best is None or worst is None or best != best or worst != worst:
         return "–"
-    return f"{int(best)}" if best == worst else f"{int(best)} to {int(worst)}"
+    return f"{int(best)}" if best == worst else f"{int(best)}–{int(worst)}"
 
 
 def _draw(effects: Effects, label: str, figure: Figure) -> None:

@@ -263,8 +263,8 @@ class ArmsStudy:
             figure.savefig(folder / f"{name}.png", dpi=110)
 
 
-def load_arms(folder: Path) -> tuple[Contrasts, tuple[str, ...]]:
-    """(contrasts, marks) of a study that was saved, made again from its outcomes and its ledger.
+def load_arms(folder: Path) -> tuple[Contrasts, ArmLevels, tuple[str, ...]]:
+    """(contrasts, levels, marks) of a study that was saved, made again from its outcomes and its ledger.
 
     Raises InputError where the folder holds none, or one that was saved without its settings.
     """
@@ -283,7 +283,7 @@ def load_arms(folder: Path) -> tuple[Contrasts, tuple[str, ...]]:
         raise InputError(f"{folder}: is damaged ({type(error).__name__}); audit arms --out writes it again.") from None
     outcomes = read_outcomes(folder / "outcomes.csv")
     result = contrast(outcomes, pairs=pairs, ledger=ledger, alpha=alpha, sesoi=sesoi, power=power)
-    return replace(result, given=given), marks
+    return replace(result, given=given), arm_levels(result, ledger), marks
 
 
 def arms_study(
