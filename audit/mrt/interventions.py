@@ -242,6 +242,8 @@ def judge_reviewer(file: str) -> JudgeReviewer:
     model = load_policy(file) if file.endswith(".toml") else None
     if not isinstance(model, LLMPolicy):
         raise InputError(f"review:judge:{file}: expected the .toml file of a language model.")
+    if model.decode.mode == "choice" and not model.decode.end:
+        raise InputError(f"{file}: one command can be the beginning of another, so decode.end must say what ends one.")
     return JudgeReviewer(model)
 
 

@@ -115,3 +115,6 @@ def test_what_is_no_reviewer(tmp_path: Path) -> None:
             load_intervention(spec)
     with pytest.raises(InputError, match="cannot be read"):
         load_intervention(f"review:judge:{tmp_path / 'none.toml'}")
+    endless = write(tmp_path / "endless.toml", "http://127.0.0.1:9/v1", decode={"mode": "choice"})
+    with pytest.raises(InputError, match="must say what ends one"):
+        load_intervention(f"review:judge:{endless}")
