@@ -132,6 +132,8 @@ def compare(
     from audit.summary import as_text
 
     opened = {path.name: load(path) for path in runs}
+    if len(opened) < len(runs):
+        raise InputError("compare: two runs have one folder name, so their tables could not be told apart; rename one.")
     scored = {name: load_scores(run) for name, run in opened.items()}
     won = None if outcome is None else outcome == "won"
     compared = {}
@@ -164,9 +166,10 @@ def _print_family(opened: dict[str, Run], compared: dict[str, Comparison]) -> No
     for plan in dict.fromkeys(plans.values()):
         names = [name for name, hash_ in plans.items() if hash_ == plan]
         table = family({name: compared[name] for name in names})
-        locked = "locked" if all(opened[name].directory.manifest["locked"] for name in names) else "NOT locked"
-        tested = int(table["signal"].notna().sum())
-        click.echo(f"confirmatory: plan {opened[names[0]].plan.name} ({locked}), Holm over {tested} announced tests")
+        manifests = [opened[name].directory.manifest for name in names]
+        locked = "locked" if all(m["locked"] and not m["departed"] for m in manifests) else "NOT as locked"
+        announced = int(table["signal"].notna().sum())
+        click.echo(f"confirmatory: plan {opened[names[0]].plan.name} ({locked}), Holm over {announced} announced tests")
         click.echo(as_text(in_short(table)) + "\n")
 
 
