@@ -236,12 +236,14 @@ class Judged:
         asked = [self._asked(point) for point in points]
         answers = iter(self.ask([question for some in asked for question in some]))
         return [
-            [next(answers) for _ in some] if some else self._no_other(point)
+            [next(answers) for _ in some] if some else self._unasked(point)
             for point, some in zip(points, asked, strict=True)
         ]
 
     def _asked(self, point: SignalPoint) -> list[Question]:
         rubric, whole = self.rubric, point.hindsight if self.rubric.view == "hindsight" else None
+        if rubric.view == "hindsight" and whole is None:
+            return []
         if whole is None:
             shown = transcript(point.commands, point.observations, point.step, rubric.turns)
         else:
@@ -279,7 +281,9 @@ class Judged:
         chances = [(p, command) for command, p in (point.probabilities or {}).items() if command != point.action]
         return max(chances)[1] if chances else None
 
-    def _no_other(self, point: SignalPoint) -> Missing:
+    def _unasked(self, point: SignalPoint) -> Missing:
+        if self.rubric.view == "hindsight" and point.hindsight is None:
+            return Missing("the rest of the trajectory is not known")
         name = "admissible" if self.rubric.against == "random" else "probabilities"
         return point.missing(name) if getattr(point, name) is None else Missing("there is no other command")
 

@@ -128,11 +128,16 @@ class Judge:
         system: str = "",
         style: str = "chat",
         end: str = "",
+        seeded: bool = True,
     ) -> None:
         self.backend, self.scale, self.structure, self.system = backend, scale, structure, system
         self.style, self.end = style, end
         self.settings = Sampling(
-            temperature=temperature, top_p=top_p, max_tokens=max_tokens, extra=_forced(scale, structure)
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seeded=seeded,
+            extra=_forced(scale, structure),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -223,7 +228,7 @@ _STRUCTURES: Mapping[str, Structure] = {"vllm": "choice", "sglang": "json_schema
 
 
 def judge_of(model: LLMPolicy, scale: Scale, *, system: str = "") -> Judge:
-    """A saved model as judge: its [decode] says temperature, top_p, max_tokens and end, its [prompt] the style."""
+    """A saved model as judge: its [decode] says how it answers, its [prompt] the style; its template is not used."""
     kind = model.backend.kind if isinstance(model.backend, ServerBackend) else ""
     return Judge(
         model.backend,
@@ -235,6 +240,7 @@ def judge_of(model: LLMPolicy, scale: Scale, *, system: str = "") -> Judge:
         system=system,
         style=model.prompt.style,
         end=model.decode.end,
+        seeded=model.decode.seeded,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from audit.llm.hf import LocalModel
 from audit.llm.journal import Journal, Usage
 from audit.llm.judge import Scale, Verdict, judge_of, trusted
+from audit.llm.scoring import ServerBackend
 from audit.policies import Policy, load_policy
 from audit.policies.openai import LLMPolicy
 from audit.records import content_id
@@ -25,7 +26,7 @@ from credit_signals.judge import Answer, Judged, Question
 from envs.alfworld.games import cache_folder
 from envs.core import InputError
 
-TOGETHER = 64  # questions between two looks at the progress; what was answered by then is kept
+TOGETHER = 32  # questions between two looks at the progress; what was answered by then is kept
 Progress = Callable[[str, int, int], None]
 
 
@@ -109,9 +110,11 @@ class Interview:
             tested = await trusted(self.model)
             if self._answers is not None:
                 self._answers.note("self_test", tested.to_json())
-        for first in range(0, len(owed), TOGETHER):
+        backend = self.model.backend
+        together = max(TOGETHER, 8 * backend.client.limits.concurrency if isinstance(backend, ServerBackend) else 0)
+        for first in range(0, len(owed), together):
             self.progress("questions", first, len(owed))
-            some = owed[first : first + TOGETHER]
+            some = owed[first : first + together]
             groups: dict[tuple[str, tuple[tuple[str, float], ...]], list[Question]] = {}
             for question in some:
                 groups.setdefault((question.system, question.words), []).append(question)

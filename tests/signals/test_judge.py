@@ -59,6 +59,9 @@ def test_a_hindsight_question_shows_the_rest_and_the_outcome() -> None:
             for question in judged(f"judge.{family}_hindsight").questions([point]):
                 assert "seen 6" in question.text and words in question.text
                 assert question.text.index(words) < question.text.index("Look back at step 4: go to desk 0")
+    unfinished = judged("judge.help3_hindsight").bound(lambda questions: [])
+    bare = replace(POINTS[0], hindsight=None)
+    assert unfinished.score([bare]) == [Missing("the rest of the trajectory is not known")]
 
 
 def test_questions_of_a_trajectory_share_their_beginning() -> None:
