@@ -49,8 +49,8 @@ def run(
     intervention is made. The same command goes on with a trial that was interrupted.
 
     \b
-    Interventions: review:expert  review:rule  resample[:K]  feedback:helpful  feedback:adversarial
-                   hint:expert  hint:TEXT  python:MODULE:NAME
+    Interventions: review:expert  review:rule  review:judge:MODEL.toml  resample[:K]  feedback:helpful
+                   feedback:adversarial  hint:expert  hint:TEXT  python:MODULE:NAME
     Example:  audit mrt run hasty --intervention review:expert --env generated:60:0 --p .3 --budget 15 --out trial
     """
     from audit.mrt.trial import Design, run_trial
