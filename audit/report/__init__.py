@@ -37,7 +37,7 @@ def write_report(
     from audit.report.page import write_page
     from audit.report.parts import Section
     from audit.report.run import run_sections
-    from audit.report.signals import between_runs, scores_of, signal_section
+    from audit.report.signals import between_runs, compared, signal_section
     from audit.report.trial import trial_section
     from audit.results import load
     from audit.training.study import load_arms
@@ -47,11 +47,11 @@ def write_report(
     page = runs[0] / PAGE if out is None else out
     if page.suffix != ".html" or not page.resolve().parent.is_dir():
         raise InputError(f"{page}: expected a file NAME.html in a folder that exists.")
-    scored = {label: (run, scores_of(run)) for label, run in opened.items()}
+    scored = {label: (run, compared(run, label)) for label, run in opened.items()}
     sections: list[Section] = []
-    for place, (label, (run, scores)) in enumerate(scored.items()):
+    for place, (label, (run, found)) in enumerate(scored.items()):
         prefix = "" if len(scored) == 1 else f"run{place + 1}-"
-        own = [*run_sections(run, prefix, trajectories), signal_section(run, scores, label, prefix)]
+        own = [*run_sections(run, prefix, trajectories), signal_section(run, found, prefix)]
         name = run.directory.manifest["policy"].get("name", "policy")
         sections += own if len(scored) == 1 else [Section(f"{label}: {name}", [], label, 1), *own]
     if len(scored) > 1:

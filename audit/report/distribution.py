@@ -13,7 +13,6 @@ point has the same number of rollouts.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +58,6 @@ def edges_for(counts: pd.DataFrame) -> Floats:
     return np.asarray((np.arange(-half, half + 2) - 0.5) * width, dtype=np.float64)
 
 
-@lru_cache(maxsize=65536)
 def _dealt(total: int, n0: int, n1: int) -> tuple[Floats, Floats]:
     """(estimates, their probabilities) of all ways to deal `total` successes to the two arms."""
     k = np.arange(max(0, total - n1), min(n0, total) + 1)
@@ -76,9 +74,10 @@ def beside_null(counts: pd.DataFrame) -> pd.DataFrame:
     n0, n1 = counts["n_factual"].to_numpy(), counts["n_alternative"].to_numpy()
     scale = counts["scale"].to_numpy(dtype=float)
     null = np.zeros(len(edges) - 1)
-    for i in range(len(counts)):
-        values, chance = _dealt(int(k0[i] + k1[i]), int(n0[i]), int(n1[i]))
-        null += np.histogram(values * scale[i], edges, weights=chance)[0]
+    kinds, times = np.unique(np.column_stack([k0 + k1, n0, n1, scale]), axis=0, return_counts=True)
+    for (total, size0, size1, factor), points in zip(kinds.tolist(), times.tolist(), strict=True):
+        values, chance = _dealt(int(total), int(size0), int(size1))
+        null += points * np.histogram(values * factor, edges, weights=chance)[0]
     observed = np.histogram((k0 / n0 - k1 / n1) * scale, edges)[0]
     size = max(len(counts), 1)
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "observed": observed / size, "null": null / size})

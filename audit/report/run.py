@@ -67,11 +67,12 @@ def run_sections(run: Run, prefix: str, trajectories: int) -> list[Section]:
 def _card(run: Run) -> list[Part]:
     manifest, details = run.directory.manifest, run.details
     lock = "locked before the data" if manifest.get("locked") else "not locked"
+    lock = "departs from its lock" if manifest.get("departed") else lock
     policy = manifest.get("policy") or {}
     versions = ", ".join(f"{name} {value}" for name, value in sorted((manifest.get("versions") or {}).items()))
     estimand, totals = details["estimand"], details["totals"]
     facts = (
-        ("Policy", f"{policy.get('name', 'policy')} ({policy.get('kind', 'unknown kind')})"),
+        ("Policy", _policy(policy)),
         ("Policy identity", str(manifest.get("policy_id"))),
         ("Games", f"{totals['games']} of {manifest.get('env')}"),
         ("Plan", f"{run.plan.name}, {lock}"),
@@ -85,6 +86,18 @@ def _card(run: Run) -> list[Part]:
         ("Versions", versions or "not recorded"),
     )
     return [*(Text(mark, "mark") for mark in run.marks), Text(_lead(run)), Facts(facts), _closing(run)]
+
+
+def _policy(policy: Mapping[str, Any]) -> str:
+    """Name, kind, model and temperature, where it has them; nothing else that a description may hold."""
+    model, decode = policy.get("model"), policy.get("decode")
+    said = [f"{policy.get('name', 'policy')} ({policy.get('kind', 'unknown kind')})"]
+    if isinstance(model, Mapping):
+        said += [str(model[key]) for key in ("model", "name", "local", "adapter") if isinstance(model.get(key), str)]
+    temperature = decode.get("temperature") if isinstance(decode, Mapping) else policy.get("temperature")
+    if isinstance(temperature, (int, float)):
+        said.append(f"temperature {temperature:g}")
+    return ", ".join(said)
 
 
 def _contrast(name: str) -> str:

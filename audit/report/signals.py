@@ -14,8 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from audit.comparison.compare import Comparison, compare_run, side_by_side
+from audit.comparison.confirm import family, in_short
 from audit.comparison.controls import ORACLE, PERMUTED
-from audit.comparison.frames import effects_of
 from audit.comparison.measures import MEASURES
 from audit.comparison.router import Router, router
 from audit.report.parts import Drawing, Missing, Part, Section, Table, Text, interval, number, short
@@ -38,17 +38,25 @@ def scores_of(run: Run) -> Scores | None:
         return None
 
 
-def signal_section(run: Run, scores: Scores | None, label: str, prefix: str) -> Section:
-    """The league of one run and what lies behind it."""
-    title = "Which signals know"
+def compared(run: Run, label: str) -> Comparison | Missing:
+    """The run's signals held against its effects, or why they are not."""
+    scores = scores_of(run)
     if scores is None:
-        missing = Missing("No credit signal was asked about this run yet.", f"audit score {label}")
-        return Section(title, [missing], "Signals")
+        return Missing("No credit signal was asked about this run yet.", f"audit score {label}")
     try:
-        done = compare_run(run, scores.frame, scores.importance)
+        return compare_run(run, scores.frame, scores.importance)
     except InputError as error:
-        return Section(title, [Missing(f"The signals cannot be compared: {error}")], "Signals")
-    return Section(title, [*_league(done, prefix), *_panels(done, prefix), *_tables(done)], "Signals")
+        return Missing(f"The signals cannot be compared: {error}")
+
+
+def signal_section(run: Run, done: Comparison | Missing, prefix: str) -> Section:
+    """The league of one run and what lies behind it."""
+    parts: list[Part] = [done] if isinstance(done, Missing) else _shown(run, done, prefix)
+    return Section("Which signals know", parts, "Signals")
+
+
+def _shown(run: Run, done: Comparison, prefix: str) -> list[Part]:
+    return [*_league(run, done, prefix), *_panels(done, prefix), *_tables(done)]
 
 
 def named(done: Comparison) -> Comparison:
@@ -56,7 +64,7 @@ def named(done: Comparison) -> Comparison:
     return replace(done, frame=done.frame.assign(signal=done.frame["signal"].map(lambda name: short(name, 28))))
 
 
-def _league(done: Comparison, prefix: str) -> list[Part]:
+def _league(run: Run, done: Comparison, prefix: str) -> list[Part]:
     league = done.summary()
     real = league[~league["signal"].isin((ORACLE, PERMUTED))]
     best = [short(name, 32) for name in real.loc[real["verdict"] == "better", "signal"]]
@@ -100,11 +108,33 @@ def _league(done: Comparison, prefix: str) -> list[Part]:
     )
     parts.append(Table.of("The league (corrected: for the rollout noise of the effects)", rows, verdict="verdict"))
     if len(done.confirmed):
-        confirmed = done.confirmed.assign(interval=_pairs(done.confirmed, "low", "high"))
-        columns = ("hypothesis", "claim", "signal", "measure", "estimate", "interval", "p", "p_holm", "tested")
-        names = {column: column.replace("_", " ") for column in columns}
-        parts.append(Table.of("Hypotheses of the plan, with Holm's correction", confirmed, names))
+        parts.append(_confirmed(done.confirmed, [run]))
     return parts
+
+
+def _confirmed(table: pd.DataFrame, runs: Sequence[Run]) -> Table:
+    """What the plan of these runs announced: one family."""
+    manifests = [run.directory.manifest for run in runs]
+    locked = all(about.get("locked") and not about.get("departed") for about in manifests)
+    caption = (
+        f"Announced by plan {runs[0].plan.name} ({'locked' if locked else 'NOT as locked'}): Holm over "
+        f"{int(table['signal'].notna().sum())} tests"
+    )
+    rows = in_short(table).assign(claim=table["claim"].to_numpy(), interval=_pairs(table, "low", "high"))
+    columns = (
+        "run",
+        "hypothesis",
+        "claim",
+        "test",
+        "estimate",
+        "chance",
+        "interval",
+        "p",
+        "p_holm",
+        "verdict",
+        "reason",
+    )
+    return Table.of(caption, rows, {name: name.replace("_", " ") for name in columns}, verdict="verdict")
 
 
 def _pairs(frame: pd.DataFrame, low: str, high: str) -> list[str]:
@@ -241,33 +271,45 @@ def _tables(done: Comparison) -> list[Part]:
     ]
 
 
-def between_runs(opened: Mapping[str, tuple[Run, Scores | None]]) -> Section:
-    """Differences of every signal between runs, in the primary measure."""
+def between_runs(opened: Mapping[str, tuple[Run, Comparison | Missing]]) -> Section:
+    """The closing tables beside each other, each plan's hypotheses over its runs, how signals differ between runs."""
     title, short_name = "The runs side by side", "Side by side"
-    totals = pd.DataFrame(
-        [
-            {
-                "run": label,
-                **{
-                    row["figure"].strip(): f"{number(row['estimate'])} {interval(row['low'], row['high'])}"
-                    for row in run.summary().to_dict("records")
-                    if not str(row["figure"]).startswith("minimum")
-                },
-            }
-            for label, (run, _) in opened.items()
-        ]
-    ).set_index("run")
-    turned = totals.T.fillna("–").reset_index(names="figure")
-    parts: list[Part] = [Table.of("The closing tables", turned)]
-    scored = {label: (run, scores) for label, (run, scores) in opened.items() if scores is not None}
-    if len(scored) < 2:
+    parts: list[Part] = [_totals({label: run for label, (run, _) in opened.items()})]
+    done = {label: found for label, (_, found) in opened.items() if isinstance(found, Comparison)}
+    if len(done) < 2:
         parts.append(Missing("Fewer than two of these runs have signals to compare.", "audit score RUN"))
         return Section(title, parts, short_name)
-    reading = {key: value for _, scores in scored.values() for key, value in scores.importance.items()}
-    frames = {label: (effects_of(run), scores.frame) for label, (run, scores) in scored.items()}
+    plans: dict[str, list[str]] = {}
+    for label, one in done.items():
+        if len(one.confirmed):
+            plans.setdefault(opened[label][0].plan.hash, []).append(label)
+    for names in plans.values():
+        table = family({label: done[label] for label in names})
+        parts.append(_confirmed(table, [opened[label][0] for label in names]))
+    reading = {key: value for one in done.values() for key, value in one.importance.items()}
+    frames = {label: (one.joined.points, _signals(opened[label][0])) for label, one in done.items()}
     _, between = side_by_side(frames, PRIMARY, importance=reading)
-    between = between.assign(interval=_pairs(between, "low", "high"), reason=[r or "" for r in between["reason"]])
-    names = ("signal", "first", "second", "estimate", "interval", "p", "paired", "reason")
+    between = between.assign(interval=_pairs(between, "low", "high"))
+    columns = ("signal", "first", "second", "estimate", "interval", "p", "paired", "reason")
     parts.append(Text("First minus second, in the correlation with the effect; exploratory, not corrected.", "how"))
-    parts.append(Table.of("Differences between runs", between, {name: name for name in names}))
+    parts.append(Table.of("Differences between runs", between, {name: name for name in columns}))
     return Section(title, parts, short_name)
+
+
+def _signals(run: Run) -> pd.DataFrame:
+    scores = scores_of(run)
+    assert scores is not None  # it was compared
+    return scores.frame
+
+
+def _totals(runs: Mapping[str, Run]) -> Table:
+    """One row a figure, one column a run."""
+    columns: dict[str, dict[str, str]] = {}
+    for label, run in runs.items():
+        columns[label] = {
+            row["figure"].strip(): f"{number(row['estimate'])} {interval(row['low'], row['high'])}".removesuffix(" –")
+            for row in run.summary().to_dict("records")
+        }
+    figures = list(dict.fromkeys(figure for told in columns.values() for figure in told))
+    rows = tuple((figure, *(told.get(figure, "–") for told in columns.values())) for figure in figures)
+    return Table("The closing tables", (("figure", False), *((label, False) for label in columns)), rows)

@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     plan = Plan(
         name="small",
         support=Support(draws=16),
-        rollouts=Rollouts(rounds=[4, 12]),
+        rollouts=Rollouts(rounds=[4, 12], adaptive=False),
         collection=Collection(trajectories=8),
     )
     out = tmp_path_factory.mktemp("report") / "small-run"
