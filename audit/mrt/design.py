@@ -60,7 +60,7 @@ def formula_matrix(formula: str, frame: pd.DataFrame, what: str = "effect") -> t
         )
     environment = patsy.EvalEnvironment([{"np": np}])
     try:
-        matrix = patsy.dmatrix(text, _coded(frame), eval_env=environment, NA_action="raise")
+        matrix = patsy.dmatrix(text, _coded(frame, text), eval_env=environment, NA_action="raise")
     except (patsy.PatsyError, NameError, KeyError, TypeError, ValueError) as error:
         first = str(error).split("\n", maxsplit=1)[0]
         raise InputError(
@@ -71,9 +71,9 @@ def formula_matrix(formula: str, frame: pd.DataFrame, what: str = "effect") -> t
     return values, tuple(str(n) for n in matrix.design_info.column_names)
 
 
-def _coded(frame: pd.DataFrame) -> pd.DataFrame:
+def _coded(frame: pd.DataFrame, formula: str) -> pd.DataFrame:
     """Text as categories with sorted levels: what patsy makes of it anyway, row by row in Python."""
-    words = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
+    words = [name for name in frame.columns if name in formula and not pd.api.types.is_numeric_dtype(frame[name])]
     return frame.assign(**{name: pd.Categorical(frame[name]) for name in words})
 
 
