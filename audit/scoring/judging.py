@@ -37,7 +37,8 @@ def _silent(stage: str, done: int, total: int) -> None:
 class Interview:
     """One model and what it has answered. repeats: answers to each question (where it writes them).
 
-    answers: where those of a model in this process are kept; a server's are in its own journal.
+    answers: where those of a model in this process are kept; a server's are in its own journal. asked: who the model
+    is, for the record.
     """
 
     def __init__(
@@ -46,18 +47,21 @@ class Interview:
         *,
         repeats: int = 1,
         answers: Journal | None = None,
+        asked: str = "a judge",
         progress: Progress = _silent,
     ) -> None:
         if repeats < 1:
             raise InputError(f"repeats is {repeats}; expected 1 or more answers to a question.")
-        self.model, self.progress = model, progress
+        self.model, self.asked, self.progress = model, asked, progress
         self.scored = model.decode.mode == "choice"
         self.repeats = 1 if self.scored else repeats
         self._known: dict[Question, Answer] = {}
         self._answers = answers
 
     @classmethod
-    def open(cls, judge: str | Policy, *, repeats: int = 1, progress: Progress = _silent) -> Interview:
+    def open(
+        cls, judge: str | Policy, *, repeats: int = 1, asked: str = "a judge", progress: Progress = _silent
+    ) -> Interview:
         """Ask the model of a saved file (or an open one). Raises InputError where it is no language model."""
         if isinstance(judge, str) and not judge.endswith(".toml"):
             raise InputError(f"{judge}: is no judge; expected the .toml file of a language model.")
@@ -67,11 +71,12 @@ class Interview:
         answers = None
         if isinstance(model.backend, LocalModel):
             answers = Journal(cache_folder() / "llm" / f"answers-{content_id(model.describe())}.sqlite")
-        return cls(model, repeats=repeats, answers=answers, progress=progress)
+        return cls(model, repeats=repeats, answers=answers, asked=asked, progress=progress)
 
     def describe(self) -> dict[str, Any]:
         """What is asked and how its answers are read, JSON-ready."""
         about: dict[str, Any] = {
+            "asked": self.asked,
             "model": self.model.backend.describe(),
             "style": self.model.prompt.style,
             "temperature": self.model.decode.temperature,
@@ -189,7 +194,7 @@ def seated(
         interview = named
         if getattr(signal, "asks", "judge") == "policy":
             if own is None and isinstance(player := policy(), LLMPolicy):
-                own = Interview.open(player, repeats=repeats, progress=progress)
+                own = Interview.open(player, repeats=repeats, asked="the policy itself", progress=progress)
             interview = own or named
         elif named is None:
             raise InputError(f"{signal.name} asks a language model: name one with --judge MODEL.toml.")

@@ -356,6 +356,7 @@ def test_words_of_confidence_are_the_policys_own_or_the_judges(small_run: Run) -
     player, other = model(FakeBackend(lambda text, draw: "sure")), model(FakeBackend(lambda text, draw: "unsure"))
     (signal,) = seated(load_signals([name]), other, lambda: player)
     assert isinstance(signal, Judged) and signal.score(POINTS[:1]) == [0.75]
+    assert isinstance(signal.ask, Interview) and signal.ask.describe()["asked"] == "the policy itself"
     assert "Your next command, step 1, is: go to desk 0" in player.backend.asked[0]  # type: ignore[attr-defined]
 
 
