@@ -7,6 +7,7 @@ stopped) and what a study will cost. The command line and scripts call this.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -47,6 +48,7 @@ def replay_study(
     jobs: int = 1,
     engine: str = "local",
     time_limit: float = 3600.0,
+    stop_after: float = math.inf,
     progress: Progress = _silent,
 ) -> Run:
     """Replay a policy's trajectories and write the run to `out`; the same call goes on with an interrupted run.
@@ -54,6 +56,8 @@ def replay_study(
     policy, env: as `load_policy` and `envs.games` take them. trajectories: which to replay; None collects
     `plan.collection.trajectories` of the policy's own. jobs: processes. engine: local or ray.
     time_limit: seconds for a handful of points of one trajectory; what takes longer is given up and owed again.
+    stop_after: seconds of replaying after which the run is closed with what it has (points that were not reached are
+    errors with that reason, never effects); the same call goes on with it.
     progress: told (stage, done, total). Raises InputError for bad input, before anything is lost.
     """
     warn_of_untested_versions()
@@ -84,7 +88,7 @@ def replay_study(
 
     if owed:
         progress("replay", 0, total)
-        run_tasks(owed, run, jobs=jobs, engine=engine, done=done)
+        run_tasks(owed, run, jobs=jobs, engine=engine, stop_after=stop_after, done=done)
     return finish(run)
 
 

@@ -6,12 +6,14 @@ Knows: what is still owed, and how a task travels. Hides: pools, what a worker k
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -92,19 +94,26 @@ def run_tasks(
     *,
     jobs: int = 1,
     engine: str = "local",
+    stop_after: float = math.inf,
     done: Callable[[int], None] = lambda points: None,
 ) -> None:
     """Do tasks and stream what they bring to the run directory. done: told how many points each task held.
 
-    engine: `local` (processes of this machine) or `ray` (a Ray cluster).
+    engine: `local` (processes of this machine) or `ray` (a Ray cluster). stop_after: seconds after which no further
+    result is waited for; what is under way then is given up and owed again.
     """
-    with run.appender() as shard:
-        for points, records in _results(owed, jobs, engine):
+    if stop_after <= 0:
+        return
+    until = time.monotonic() + stop_after
+    with run.appender() as shard, closing(_results(owed, jobs, engine)) as results:
+        for points, records in results:
             shard.append(records)
             done(points)
+            if time.monotonic() > until:
+                break
 
 
-def _results(owed: Sequence[Task], jobs: int, engine: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _results(owed: Sequence[Task], jobs: int, engine: str) -> Generator[tuple[int, list[dict[str, Any]]], None, None]:
     if engine == "ray":
         try:
             from ray.util.multiprocessing import Pool

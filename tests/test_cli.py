@@ -46,7 +46,7 @@ def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
         (["plan", "new", "x.toml", "--preset", "none"], "no such preset"),
         (["import", "none.jsonl", "--env", "generated:1:0", "--out", "x"], "none.jsonl"),
         (["train", "--out", "x.pkl"], "saved as .json"),
-        (["plan", "cost", "quick", "--policy", "m.toml", "--env", "generated:1:0"], "costs calls"),
+        (["plan", "cost", "quick", "--policy", "m.toml", "--env", "generated:1:0"], "--dry-run"),
         (["score", "nowhere"], "holds no run"),
         (["compare", "nowhere"], "holds no run"),
         (["export", "nowhere", "--benchmark", "x.jsonl.gz"], "holds no run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds for a handful of points; what takes longer is given up and owed again (0: none).",
 )
+@click.option(
+    "--stop-after",
+    type=click.FloatRange(0),
+    help="Minutes after which the run is closed with what it has; the same command goes on with it later.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print what the replay of a language model will take.")
 @click.option(
     "--pilot",
@@ -50,6 +56,7 @@ def replay(
     jobs: int,
     engine: str,
     time_limit: float,
+    stop_after: float | None,
     dry_run: bool,
     pilot: int,
 ) -> None:
@@ -87,6 +94,7 @@ def replay(
             jobs=jobs,
             engine=engine,
             time_limit=time_limit,
+            stop_after=math.inf if stop_after is None else 60 * stop_after,
             progress=progress,
         )
     _print_run(run)

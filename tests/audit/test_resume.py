@@ -107,6 +107,22 @@ def record(point: str, number: int) -> dict[str, object]:
     return {"point": point, "round": number, "text": "é" * 5}
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_is_stopped_says_what_was_not_reached_and_goes_on(
+    jobs: int, plan: Path, uninterrupted: dict[str, str], tmp_path: Path
+) -> None:
+    loaded = load_plan(str(plan))
+    out = tmp_path / "run"
+    stopped = replay_study("hasty", "generated:6:0", loaded, out, jobs=jobs, stop_after=1e-9)
+    reached = stopped.effects["support"] == "defined"
+    owed = stopped.effects[stopped.effects["support"] == "error"]
+    assert 0 < reached.sum() <= 8 and len(owed) > 8
+    assert owed["reason"].str.startswith("not replayed").all() and owed["estimate"].isna().all()
+    assert replay_study("hasty", "generated:6:0", loaded, out, stop_after=0).effects.equals(stopped.effects)
+    run(plan, out, jobs)
+    assert digests(out) == uninterrupted
+
+
 def test_a_torn_last_line_is_owed_again(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", {"a": 1}, [])
     with run.appender() as shard:
