@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from audit.store import RunDirectory
+from audit.store import MANIFEST, RunDirectory
 from envs.core import InputError
 
 PAGE = "report.html"
@@ -47,6 +47,8 @@ def write_report(
     page = runs[0] / PAGE if out is None else out
     if page.suffix != ".html" or not page.resolve().parent.is_dir():
         raise InputError(f"{page}: expected a file NAME.html in a folder that exists.")
+    if (page.with_suffix("") / MANIFEST).exists():
+        raise InputError(f"{page}: its figures would go into the run {page.stem}; give the page another name.")
     scored = {label: (run, compared(run, label)) for label, run in opened.items()}
     sections: list[Section] = []
     for place, (label, (run, found)) in enumerate(scored.items()):
@@ -57,6 +59,8 @@ def write_report(
     if len(scored) > 1:
         sections += [Section("Together", [], "Together", 1), between_runs(scored)]
     wanted = [*trials, *([mrt] if mrt is not None else [])]
+    if used_for is not None and not wanted:
+        raise InputError("--used-for is about a trial, and none is given; name one with --mrt.")
     held = None if used_for is None else load_trial(used_for)
     for place, (label, path) in enumerate(_labels(wanted).items()):
         prefix = "trial-" if len(wanted) == 1 else f"trial{place + 1}-"

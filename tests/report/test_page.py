@@ -128,6 +128,8 @@ def test_another_trial_brings_its_warning(trial: Path, tmp_path: Path) -> None:
         (["{run}", "--out", "page.pdf"], "NAME.html"),
         (["{run}", "--mrt", "{run}"], "holds no trial"),
         (["{run}", "--arms", "{run}"], "holds no study of arms"),
+        (["{run}", "--used-for", "{run}"], "--mrt"),
+        (["{run}", "--out", "{run}.html"], "another name"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Run, arguments: list[str], says: str) -> None:
