@@ -123,8 +123,8 @@ def _lead(run: Run) -> str:
         f"{totals['points']:,} decision points in {totals['trajectories']} trajectories; {defined:,} have an effect "
         f"that can be estimated. Of these {states.get('pivotal', 0):,} are pivotal (an effect is shown), "
         f"{states.get('negligible', 0):,} negligible (shown to be smaller than {number(details['estimand']['sesoi'])}) "
-        f"and {states.get('inconclusive', 0):,} inconclusive (too few rollouts to tell). Intervals are over games, at "
-        f"{percent}\u00a0%."
+        f"and {states.get('inconclusive', 0):,} inconclusive (too few rollouts to tell). Intervals of shares are over "
+        f"games, at {percent}\u00a0%."
     )
 
 
