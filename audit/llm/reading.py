@@ -204,20 +204,21 @@ class Reader:
         """
         waiting = sorted(range(len(prompts)), key=lambda place: prompts[place])
         while waiting:
-            taken: list[int] = []
+            ready: list[tuple[int, int]] = []  # (tokens to read, place)
             later: list[int] = []
-            most = 0
             for place in waiting:
                 prompt = prompts[place]
                 known = self.prefixes.find(prompt)[0]
-                fresh = max(most, len(prompt) - known + expected)
-                full = len(taken) >= _ROWS or (taken and fresh * (len(taken) + 1) > _PADDED)
-                if full or (taken and _common(prompts[taken[-1]], prompt) > known + _SHARED):
+                if ready and _common(prompts[ready[-1][1]], prompt) > known + _SHARED:
                     later.append(place)
                 else:
-                    taken.append(place)
-                    most = fresh
-            yield taken, Group(self, [prompts[place] for place in taken], [tries[place] for place in taken])
+                    ready.append((len(prompt) - known + expected, place))
+            ready.sort(reverse=True)  # rows of about one length, so that little is padding
+            while ready:
+                rows = max(1, min(_ROWS, _PADDED // ready[0][0]))
+                taken = [place for _, place in ready[:rows]]
+                yield taken, Group(self, [prompts[place] for place in taken], [tries[place] for place in taken])
+                ready = ready[rows:]
             waiting = later
 
 
