@@ -61,7 +61,7 @@ def formula_matrix(formula: str, frame: pd.DataFrame, what: str = "effect") -> t
     environment = patsy.EvalEnvironment([{"np": np}])
     try:
         matrix = patsy.dmatrix(text, _coded(frame, text), eval_env=environment, NA_action="raise")
-    except (patsy.PatsyError, NameError, KeyError, TypeError, ValueError) as error:
+    except (patsy.PatsyError, SyntaxError, NameError, KeyError, TypeError, ValueError) as error:
         first = str(error).split("\n", maxsplit=1)[0]
         raise InputError(
             f"{what}: formula {formula!r} fails ({first}); its columns must be declared features without missing "

@@ -179,3 +179,9 @@ def test_formulas_read_text_columns() -> None:
 def test_formulas_cannot_call_what_they_like(formula: str) -> None:
     with pytest.raises(InputError):
         blip(MRTData(*tables(), features=["x", "tool"]), effect=formula, folds=2)
+
+
+@pytest.mark.parametrize("formula", ["my col", "a +", "C(a", "`a`", "__import__('os')", "open('x')", "b"])
+def test_a_formula_that_cannot_be_read_gives_one_sentence(formula: str) -> None:
+    with pytest.raises(InputError, match="formula"):
+        formula_matrix(formula, pd.DataFrame({"a": [1.0, 2.0]}))
