@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit.mrt import MRTData, blip
+from audit.mrt.design import formula_matrix
 from envs.core import InputError
 
 
