@@ -30,7 +30,7 @@ from audit.policies import History, Policy
 from audit.policies.expert import TARGETS, VISITS, Memory, Reader
 from audit.policies.linear import GROUPS, PHASES, Features
 from audit.records import content_id
-from envs import Game, InputError, Turn, make
+from envs import Environment, Game, InputError, Turn, make
 
 Floats = npt.NDArray[np.float64]
 
@@ -136,11 +136,14 @@ def fit_twin(policy: Policy, games: Sequence[Game], budget: int, settings: TwinS
 
 def _play(policy: Policy, games: Sequence[Game], budget: int, settings: TwinSettings, twin: Twin) -> _Play:
     play = _Play()
-    worlds = {game.id: make(game.address) for game in games}
+    addresses = {game.id: game.address for game in games}
+    worlds: dict[str, Environment] = {}  # those that are played: a set may hold thousands
     seed = int(content_id("twin", settings.seed)[:15], 16)  # apart from every seed a plan would choose
     for number, trajectory in enumerate(collect(policy, games, settings.trajectories, budget=budget, seed=seed)):
         if trajectory.status == "error":
             continue
+        if trajectory.game not in worlds:
+            worlds[trajectory.game] = make(addresses[trajectory.game])
         env = worlds[trajectory.game]
         history = History(trajectory.game, env.reset())
         histories = []
