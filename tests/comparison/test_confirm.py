@@ -204,7 +204,7 @@ def test_raw_correlations_are_found_where_partial_ones_are_none() -> None:
     """Such a signal does rank the effects, through fluency alone; so the test above could have failed."""
     asked = (Hypothesis("H", "c", "signal"), Hypothesis("E", "c", "signal", "equivalence:partial_fluency", margin=0.2))
     raw, nothing = _rate(_studies("through fluency", asked, replace(SMALL, games=40), 40))
-    assert raw >= 0.9 and nothing >= 0.8
+    assert raw >= 0.8 and nothing >= 0.8
 
 
 @pytest.mark.slow
