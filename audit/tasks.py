@@ -192,9 +192,11 @@ def _together(owed: Sequence[Task], width: int) -> Iterator[tuple[int, list[dict
         if failure is not None:
             raise failure
     finally:
-        for left in asyncio.all_tasks(loop):
+        for left in (dropped := asyncio.all_tasks(loop)):
             left.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        if dropped:
+            loop.run_until_complete(asyncio.gather(*dropped, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
 

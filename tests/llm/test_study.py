@@ -114,6 +114,13 @@ def test_tasks_ask_together_and_one_that_fails_loses_nothing(tmp_path: Path, mon
             replay_study(policy, "generated:6:0", plan, tmp_path / "cut")
     assert set(rows(tmp_path / "cut")) < set(lines)
     audit.tasks._policy.cache_clear()
+    (tmp_path / "cache").rename(tmp_path / "gone too")
+    with Loopback(FakeModel(), latency=0.02) as server:  # what is under way when time is up is dropped without noise
+        write(Path(policy), server.url, limits=limits)
+        stopped = replay_study(policy, "generated:6:0", plan, tmp_path / "stopped", stop_after=1e-9)
+    assert stopped.effects["reason"].str.startswith("not replayed").sum() >= 8
+    assert set(rows(tmp_path / "stopped")) < set(lines)
+    audit.tasks._policy.cache_clear()
 
 
 def test_a_dry_run_asks_nothing_and_a_pilot_is_not_paid_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
