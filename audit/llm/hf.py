@@ -111,7 +111,7 @@ class LocalModel:
             raise InputError(f"{weights or '(empty)'}: no such weights; give a folder, a .gguf file or package:NAME.")
         digest = _digest(source)
         place = _converted(source, digest) if source.suffix == ".gguf" else source
-        transformers.logging.set_verbosity_error()
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
         model = transformers.AutoModelForCausalLM.from_pretrained(
             place, dtype=torch.float32, attn_implementation="sdpa"
         )

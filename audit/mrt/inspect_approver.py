@@ -116,7 +116,7 @@ def read_eval_log(path: Path, *, scorer: str | None = None) -> MRTData:
         coins = [
             {**event.metadata[NAME], "decision": event.decision}
             for event in sample.events
-            if event.event == "approval" and event.approver == NAME and NAME in (event.metadata or {})
+            if event.event == "approval" and event.approver == NAME and event.metadata and NAME in event.metadata
         ]
         rows += [{"trajectory": key, "eligible": 1, **coin} for coin in sorted(coins, key=lambda coin: int(coin["t"]))]
     if not rows:
