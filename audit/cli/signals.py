@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -69,30 +69,14 @@ def score(
     if out is not None and out.suffix != ".csv":
         raise InputError(f"{out}: signals are written as .csv.")
     loaded = Source.of_benchmark(find_benchmark(run)) if public else load(run)
-    asked = None if judge is None else str(judge)
+    options: dict[str, Any] = {"policy": policy, "env": env, "reference": reference, "repeats": repeats}
+    options["judge"] = None if judge is None else str(judge)
     with Progress() as progress:
+        options["progress"] = progress
         if check and isinstance(loaded, Run):
-            check_leakage(
-                loaded,
-                wanted,
-                policy=policy,
-                env=env,
-                reference=reference,
-                judge=asked,
-                repeats=repeats,
-                progress=progress,
-            )
+            check_leakage(loaded, wanted, **options)
         else:
-            scores = ask(
-                loaded,
-                wanted,
-                policy=policy,
-                env=env,
-                reference=reference,
-                judge=asked,
-                repeats=repeats,
-                progress=progress,
-            )
+            scores = ask(loaded, wanted, **options)
     if check and isinstance(loaded, Run):
         click.echo(f"checked on {len(loaded.effects)} points: {', '.join(wanted)}")
         return
