@@ -19,19 +19,18 @@ import numpy as np
 from audit.collect import collect, policy_id
 from audit.doctor import TESTED, installed, warn_of_untested_versions
 from audit.effects import detectable, sequential_design
-from audit.llm.cost import Estimate, estimate
+from audit.llm.cost import STAND_IN, Estimate, estimate
 from audit.plan import Plan, PlanFile
 from audit.policies import Policy, load_policy
 from audit.policies.openai import LLMPolicy
 from audit.records import Trajectory, content_id
 from audit.results import Run, finish, read_run_trajectories
 from audit.store import MANIFEST, RunDirectory
-from audit.tasks import run_tasks, tasks
+from audit.tasks import adopt, run_tasks, tasks
 from envs import Environment, Game, InputError, games, make
 
 Progress = Callable[[str, int, int], None]
 PILOT = 12
-STAND_IN = "thorough"
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -62,6 +61,7 @@ def replay_study(
     """
     warn_of_untested_versions()
     loaded = load_policy(policy)
+    adopt(policy, loaded)
     identity = policy_id(loaded)
     known = games(env)
     server = asyncio.run(loaded.examine()) if isinstance(loaded, LLMPolicy) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -132,8 +133,24 @@ def _results(owed: Sequence[Task], jobs: int, engine: str) -> Generator[tuple[in
             yield from pool.imap_unordered(do_task, owed)
 
 
-@lru_cache(maxsize=4)
+_adopted: dict[tuple[int, str], Policy] = {}
+
+
+def adopt(spec: str, policy: Policy) -> None:
+    """Let this process, and none that it forks, do tasks of `spec` with a policy that is open already.
+
+    So a model is not loaded twice, and a file saved anew under the same name is not mistaken for what it held before.
+    """
+    _adopted.clear()
+    _adopted[os.getpid(), spec] = policy
+
+
 def _policy(spec: str) -> Policy:
+    return _adopted.get((os.getpid(), spec)) or _loaded(spec)
+
+
+@lru_cache(maxsize=4)
+def _loaded(spec: str) -> Policy:
     return load_policy(spec)
 
 

@@ -25,6 +25,7 @@ from audit.records import Trajectory, content_id
 from audit.replay import Replayer, chosen_steps, point_id
 from envs import Environment, InputError
 
+STAND_IN = "thorough"  # whose trajectories stand in for those that a study has yet to collect
 COUNTED = 200  # prompts that are tokenised to learn how long prompts are
 
 
@@ -53,7 +54,7 @@ class Estimate:
         if self.upper:
             basis += "; an upper bound"
         if self.stand_in:
-            basis += f"; {self.stand_in} trajectories of the policy thorough stood in, the model's own may be longer"
+            basis += f"; {self.stand_in} trajectories of the policy {STAND_IN} stood in, the model's own may be longer"
 
         def line(usage: Usage) -> str:
             cached = f" ({usage.cached:,} cached)" if usage.cached else ""

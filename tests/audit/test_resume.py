@@ -16,6 +16,7 @@ import pytest
 from audit.plan import PlanFile, load_plan
 from audit.store import RunDirectory, dumps
 from audit.study import replay_study
+from audit.train import train
 from envs import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,3 +181,15 @@ def test_a_run_holds_no_absolute_path_and_no_key(tmp_path: Path, monkeypatch: py
             content = file.read_bytes()
             for secret in (str(tmp_path), str(ROOT), str(Path.home()), "sk-test-secret"):
                 assert secret.encode() not in content, f"{file.name} holds {secret}"
+
+
+def test_a_policy_saved_anew_under_its_name_is_the_one_that_replays(plan: Path, tmp_path: Path) -> None:
+    loaded, file = load_plan(str(plan)), tmp_path / "policy.json"
+    runs = []
+    for number, temperature in enumerate((0.05, 8.0)):  # hardly ever another action, and nearly any
+        train("generated:6:0", episodes=2, temperature=temperature).save(file)
+        runs.append(replay_study(str(file), "generated:6:0", loaded, tmp_path / str(number)))
+    train("generated:6:0", episodes=2, temperature=8.0).save(tmp_path / "other.json")
+    fresh = replay_study(str(tmp_path / "other.json"), "generated:6:0", loaded, tmp_path / "fresh")
+    assert runs[1].points["draws"].sum() and not runs[0].points.equals(runs[1].points)
+    assert runs[1].rollouts.equals(fresh.rollouts), "the policy that the file held before was replayed"

@@ -46,7 +46,6 @@ def test_a_capped_study_resumes_and_its_files_hold_no_secret(tmp_path: Path, mon
     with Loopback(FakeModel("think"), key=SECRET) as server:
 
         def study(folder: Path, calls: int) -> None:
-            audit.tasks._policy.cache_clear()
             write(
                 Path(policy),
                 server.url,
@@ -84,7 +83,6 @@ def test_a_capped_study_resumes_and_its_files_hold_no_secret(tmp_path: Path, mon
 
 def test_tasks_ask_together_and_one_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    audit.tasks._policy.cache_clear()
     policy = str(tmp_path / "policy.toml")
     plan = PlanFile(
         Plan(
@@ -104,8 +102,6 @@ def test_tasks_ask_together_and_one_that_fails_loses_nothing(tmp_path: Path, mon
         assert server.busiest > 8, "the tasks waited for each other"
         assert run.directory.manifest["server"]["kind"] == "vllm"
         assert (run.effects["reason"].dropna() != "not replayed").all()
-        audit.tasks._policy.cache_clear()
-    audit.tasks._policy.cache_clear()
     lines = rows(tmp_path / "run")
     (tmp_path / "cache").rename(tmp_path / "gone")  # ask again, of a server that goes away in the middle
     with Loopback(FakeModel(), faults=lambda n, path, body: "401" if n > 90 else None) as server:
@@ -113,19 +109,16 @@ def test_tasks_ask_together_and_one_that_fails_loses_nothing(tmp_path: Path, mon
         with pytest.raises(PolicyUnavailable):
             replay_study(policy, "generated:6:0", plan, tmp_path / "cut")
     assert set(rows(tmp_path / "cut")) < set(lines)
-    audit.tasks._policy.cache_clear()
     (tmp_path / "cache").rename(tmp_path / "gone too")
     with Loopback(FakeModel(), latency=0.02) as server:  # what is under way when time is up is dropped without noise
         write(Path(policy), server.url, limits=limits)
         stopped = replay_study(policy, "generated:6:0", plan, tmp_path / "stopped", stop_after=1e-9)
     assert stopped.effects["reason"].str.startswith("not replayed").sum() >= 8
     assert set(rows(tmp_path / "stopped")) < set(lines)
-    audit.tasks._policy.cache_clear()
 
 
 def test_a_dry_run_asks_nothing_and_a_pilot_is_not_paid_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    audit.tasks._policy.cache_clear()
     (tmp_path / "plan.toml").write_text(PLAN.plan.to_toml())
     policy, out = str(tmp_path / "policy.toml"), str(tmp_path / "run")
     common = ["replay", policy, "--env", "generated:6:0", "--plan", str(tmp_path / "plan.toml"), "--out", out]
@@ -148,4 +141,3 @@ def test_a_dry_run_asks_nothing_and_a_pilot_is_not_paid_twice(tmp_path: Path, mo
     assert CliRunner().invoke(main, ["replay", "hasty", *common[2:], "--dry-run"]).exit_code == 2
     manifest = json.loads((Path(out) / "manifest.json").read_text())
     assert manifest["server"]["can"] and "127.0.0.1" not in json.dumps(manifest)
-    audit.tasks._policy.cache_clear()
