@@ -172,26 +172,31 @@ class Contrasts:
             import matplotlib.pyplot as plt
 
             _, ax = plt.subplots(figsize=(6.4, 4))
-        pairs = list(dict.fromkeys(zip(self.frame["arm"], self.frame["against"], strict=True)))
-        doses = list(dict.fromkeys(self.frame["dose"]))
-        for number, dose in enumerate(doses):
-            part = self.frame[self.frame["dose"] == dose]
-            where = np.array([pairs.index(pair) for pair in zip(part["arm"], part["against"], strict=True)])
-            y = where + 0.3 * (number - (len(doses) - 1) / 2)
-            colour = MATCHED if number == 0 else UNMATCHED
-            ax.hlines(y, part["low"], part["high"], color=colour, linewidth=1.2)
-            face = colour if number == 0 else "white"
-            ax.plot(part["estimate"], y, "o", markersize=4, color=colour, markerfacecolor=face, label=dose)
+        pairs = self.frame["arm"] + "  vs  " + self.frame["against"]
+        forest(self.frame.assign(name=pairs), "estimate", ax)
         ax.axvspan(-self.sesoi, self.sesoi, color=GREY, alpha=0.25, linewidth=0, zorder=0)
         ax.axvline(0, color="black", linewidth=0.8)
-        ax.set_yticks(range(len(pairs)), [f"{arm}  vs  {against}" for arm, against in pairs])
-        ax.invert_yaxis()
         ax.set_xlabel("difference in success on held-out tasks")
-        ax.legend(frameon=False, fontsize="small")
-        for side in ("top", "right", "left"):
-            ax.spines[side].set_visible(False)
-        ax.tick_params(axis="y", length=0)
         return ax
+
+
+def forest(frame: pd.DataFrame, value: str, ax: Axes) -> None:
+    """Draw a row a `name`: `value` with low and high, the first dose set filled, others open beside it."""
+    names = list(dict.fromkeys(frame["name"]))
+    doses = list(dict.fromkeys(frame["dose"]))
+    for number, dose in enumerate(doses):
+        part = frame[frame["dose"] == dose]
+        y = np.array([names.index(name) for name in part["name"]]) + 0.3 * (number - (len(doses) - 1) / 2)
+        colour = MATCHED if number == 0 else UNMATCHED
+        ax.hlines(y, part["low"], part["high"], color=colour, linewidth=1.2)
+        face = colour if number == 0 else "white"
+        ax.plot(part[value], y, "o", markersize=4, color=colour, markerfacecolor=face, label=dose)
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.legend(frameon=False, fontsize="small")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(axis="y", length=0)
 
 
 def contrast(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from audit.training.contrasts import MATCHED, UNMATCHED, Contrasts, Paired, paired, success_table
+from audit.training.contrasts import Contrasts, Paired, forest, paired, success_table
 from envs.core import InputError
 
 if TYPE_CHECKING:
@@ -60,24 +60,10 @@ class ArmLevels:
             import matplotlib.pyplot as plt
 
             _, ax = plt.subplots(figsize=(6.4, 4.4))
-        names = list(dict.fromkeys(self.frame["arm"]))
-        doses = list(dict.fromkeys(self.frame["dose"]))
-        for number, dose in enumerate(doses):
-            part = self.frame[self.frame["dose"] == dose]
-            y = np.array([names.index(arm) for arm in part["arm"]]) + 0.3 * (number - (len(doses) - 1) / 2)
-            colour = MATCHED if number == 0 else UNMATCHED
-            ax.hlines(y, part["low"], part["high"], color=colour, linewidth=1.2)
-            face = colour if number == 0 else "white"
-            ax.plot(part["success"], y, "o", markersize=4, color=colour, markerfacecolor=face, label=dose)
+        forest(self.frame.assign(name=self.frame["arm"]), "success", ax)
         if math.isfinite(self.untrained):
             ax.axvline(self.untrained, color="black", linewidth=0.8)
-        ax.set_yticks(range(len(names)), names)
-        ax.invert_yaxis()
         ax.set_xlabel("success on held-out tasks; the line is the untrained policy")
-        ax.legend(frameon=False, fontsize="small")
-        for side in ("top", "right", "left"):
-            ax.spines[side].set_visible(False)
-        ax.tick_params(axis="y", length=0)
         return ax
 
 
