@@ -286,14 +286,12 @@ class Group:
             at = [(k, place[node]) for k, (i, place) in enumerate(zip(rows, places, strict=True)) for node in wanted[i]]
             logits = self._reader.model.lm_head(hidden[[k for k, _ in at], [p for _, p in at]]).float()
         self._used += width
+        self._visible = np.pad(self._visible, ((0, 0), (0, width)))
         if first:
-            self._visible = np.pad(self._visible, ((0, 0), (0, width)))
             for i, n in enumerate(fresh):
                 self._visible[i, start : start + n] = True
                 state = self._buffer[:, :, i, :, start : start + n]
                 self._reader.prefixes.add(self.prompts[i], state, self.known[i])
-        else:
-            self._visible = np.pad(self._visible, ((0, 0), (0, width)))
         results: list[Any] = [None] * len(self.prompts)
         begin = 0
         for i in rows:
@@ -326,12 +324,11 @@ class Group:
         self._states, self._used = [], known
 
     def _room(self, width: int) -> None:
-        have = self._buffer.shape[-2]
-        if self._used + width > have:
+        lacking = self._used + width - self._buffer.shape[-2]
+        if lacking > 0:
             import torch
 
-            more = torch.nn.functional.pad(self._buffer, (0, 0, 0, max(have, self._used + width) - have + 2 * _SPARE))
-            self._buffer = more
+            self._buffer = torch.nn.functional.pad(self._buffer, (0, 0, 0, lacking + 2 * _SPARE))
 
     def _forward(self, tokens: Any, positions: Any, mask: Any, rows: Sequence[int]) -> Any:
         from transformers.cache_utils import Cache
