@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from audit.plan import Plan, PlanFile
 from audit.policies import Policy, load_policy
 from audit.policies.openai import LLMPolicy
 from audit.records import Trajectory, content_id
+from audit.replay import Replayer, chosen_steps, point_id
 from audit.results import Run, finish, read_run_trajectories
 from audit.store import MANIFEST, RunDirectory
 from audit.tasks import adopt, run_tasks, tasks
 from envs import Environment, Game, InputError, games, make
 
 Progress = Callable[[str, int, int], None]
-PILOT = 12
+PILOT = 12  # trajectories that are played to learn what a study will cost
+TIMED = 3  # of these, replayed to learn how long it will take
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -204,7 +207,7 @@ class Cost:
             ("rollouts", span(self.rollouts)),
             ("environment steps", span(self.steps)),
             ("tokens", "none (embedded policy)" if self.tokens is None else f"{self.tokens:,}"),
-            ("time on one core", "unknown without a pilot" if self.seconds is None else span(self.seconds) + " s"),
+            ("processor time", "unknown without a pilot" if self.seconds is None else span(self.seconds) + " s"),
             *[
                 (f"minimum detectable effect, {where}", "none" if np.isnan(v) else f"{v:.2f}")
                 for where, v in self.mde.items()
@@ -218,8 +221,6 @@ def cost(plan: Plan, policy: str | None = None, env: str | None = None) -> Cost:
 
     Raises InputError for a policy or set that does not exist.
     """
-    import time
-
     if policy is not None and policy.endswith(".toml"):
         raise InputError(
             f"{policy}: a language model is asked what it costs by audit replay {policy} --dry-run; audit plan cost "
@@ -230,22 +231,48 @@ def cost(plan: Plan, policy: str | None = None, env: str | None = None) -> Cost:
     arms = 2 if plan.rollouts.design == "draws" else 1 + plan.support.distinct
     least = plan.rollouts.rounds[0 if plan.rollouts.adaptive else -1] * arms
     most = plan.rollouts.rounds[-1] * arms
-    seconds = None
+    pilot = None
     if policy is not None and env is not None:
-        started = time.perf_counter()
-        pilot = list(collect(load_policy(policy), games(env), PILOT, budget=budget, seed=plan.seed))
-        per_step = (time.perf_counter() - started) / max(1, sum(len(t.commands) for t in pilot))
+        known, played = games(env), load_policy(policy)
+        pilot = list(collect(played, known, PILOT, budget=budget, seed=plan.seed))
         length = float(np.mean([len(t.commands) for t in pilot]))
         points = int(n * min(limit, length * share)), int(n * min(limit, length * share))
         ahead = length / 2, budget - length / 2
-        basis = f"a pilot of {PILOT} trajectories, {length:.1f} steps on average"
+        basis = f"a pilot of {PILOT} trajectories, {length:.1f} steps on average; {TIMED} of them replayed for the time"
     else:
         points, ahead = (int(n * min(limit, share)), int(n * min(limit, budget * share))), (1.0, budget / 2)
         basis = "the plan alone; --policy and --env give tighter figures from a pilot"
     rollouts = points[0] * least, points[1] * most
     steps = int(rollouts[0] * ahead[0]), int(rollouts[1] * ahead[1])
-    if policy is not None and env is not None:
-        seconds = steps[0] * per_step, steps[1] * per_step
+    seconds = None
+    if pilot is not None:
+        first, per_step = _timed(played, known, pilot[:TIMED], plan)
+        later = 1 - arms * plan.rollouts.rounds[0] / least
+        seconds = n * first + per_step * later * steps[0], n * first + per_step * steps[1]
     last = plan.rollouts.rounds[-1]
     mde = {f"p = {p}": detectable(last, last * (arms - 1), plan, p) for p in (0.5, 0.2)}
     return Cost(n, points, rollouts, steps, None, seconds, mde, basis)
+
+
+def _timed(
+    policy: Policy, known: Sequence[Game], trajectories: Sequence[Trajectory], plan: Plan
+) -> tuple[float, float]:
+    """Processor seconds that a trajectory takes with its first round, and those that a step takes after that.
+
+    The two differ a hundredfold: a compiled world is computed where it is first seen and remembered.
+    """
+    rollouts = replace(plan.rollouts, rounds=plan.rollouts.rounds[:1], adaptive=False)
+    by_id = {game.id: game for game in known}
+    spent, steps = [0.0, 0.0], 0
+    for trajectory in trajectories:
+        env, asked = make(by_id[trajectory.game].address), chosen_steps(trajectory, plan)
+        points: list[tuple[int, str, list[Any]]] = [
+            (step, point_id(trajectory.id, step, "pilot"), []) for step in asked
+        ]
+        for again in (0, 1):
+            started = time.process_time()
+            trial = replace(plan, rollouts=rollouts, seed=plan.seed + again)
+            records = asyncio.run(Replayer(env, policy, trial).replay(trajectory, points))
+            spent[again] += time.process_time() - started
+        steps += sum(sum(arm["steps"]) for record in records if record["round"] for arm in record["arms"])
+    return spent[0] / len(trajectories), spent[1] / max(1, steps)
