@@ -258,7 +258,7 @@ def as_text(frame: pd.DataFrame) -> str:
     def cell(value: Any) -> str:
         if value is None or value is pd.NA or (isinstance(value, float) and not np.isfinite(value)):
             return "-"
-        return f"{value:.3f}" if isinstance(value, float) else str(value)
+        return f"{round(value, 3) + 0.0:.3f}" if isinstance(value, float) else str(value)  # + 0.0: no minus before 0
 
     cells = [
         [str(column) for column in frame.columns],

@@ -229,6 +229,8 @@ def compare(
             for signal in joined.names
         ]
     )
+    silent = joined.coverage[joined.coverage["compared"] == 0].set_index("signal")["reason"].dropna()
+    frame["note"] = frame["signal"].map(silent).map("no value: {}".format, na_action="ignore").fillna(frame["note"])
     family = {(h.signal, (h.measure or PRIMARY).removeprefix(EQUIVALENCE)) for h in hypotheses if h.than is None}
     frame["role"] = [
         "control" if s in (ORACLE, PERMUTED) else "confirmatory" if (s, m) in family else "exploratory"

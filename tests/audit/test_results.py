@@ -114,6 +114,11 @@ def test_no_defined_point_is_said_and_nothing_is_zero(tmp_path: Path) -> None:
     assert len(found.rollouts) == 0 and "point" in found.rollouts.columns
 
 
+def test_zero_has_no_sign_and_missing_is_a_dash() -> None:
+    text = as_text(pd.DataFrame({"estimate": [-0.0001, -0.25, float("nan")]}))
+    assert [line.strip() for line in text.splitlines()] == ["estimate", "0.000", "-0.250", "-"]
+
+
 @pytest.mark.parametrize("preset", ["zhang2026"])
 def test_the_preprints_rule_runs(tmp_path: Path, preset: str) -> None:
     plan = replace(PRESETS[preset], collection=Collection(trajectories=3), points=Points(per_trajectory=6))

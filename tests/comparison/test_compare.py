@@ -30,8 +30,10 @@ def compared(frames: tuple[pd.DataFrame, pd.DataFrame]) -> Comparison:
     extra = signals.assign(
         half=signals["signal"].where(np.arange(len(signals)) % 2 == 0),
         flat=1.0,
+        silent=np.nan,
         noise=np.random.default_rng(1).normal(size=len(signals)),
     )
+    extra["silent:why"] = "the policy does not tell"
     extra["half:why"] = pd.Series(np.where(extra["half"].isna(), "not said", None), dtype="string")
     hypotheses = (
         Hypothesis("H1", "the signal ranks steps", "signal", "spearman"),
@@ -44,7 +46,7 @@ def compared(frames: tuple[pd.DataFrame, pd.DataFrame]) -> Comparison:
 def test_every_signal_has_every_measure_beside_both_controls(compared: Comparison) -> None:
     frame = compared.to_frame()
     assert set(frame["measure"]) == set(MEASURES)
-    assert set(frame["signal"]) == {"signal", "half", "flat", "noise", ORACLE, PERMUTED}
+    assert set(frame["signal"]) == {"signal", "half", "flat", "silent", "noise", ORACLE, PERMUTED}
     assert not frame.duplicated(["signal", "measure"]).any()
     found = frame.set_index(["signal", "measure"])
     assert found.loc[("signal", "spearman"), "verdict"] == "better"
@@ -59,6 +61,8 @@ def test_what_is_missing_has_a_reason_and_is_counted(compared: Comparison) -> No
     assert np.isnan(flat.loc["spearman", "estimate"]) and "nothing varies" in flat.loc["spearman", "note"]
     assert "one sign" in flat.loc["sign", "note"]
     assert flat.loc["spearman", "verdict"] == "inconclusive"
+    silent = compared.frame[compared.frame["signal"] == "silent"]
+    assert silent["estimate"].isna().all() and (silent["note"] == "no value: the policy does not tell").all()
     coverage = compared.coverage.set_index("signal")
     assert coverage.loc["half", "reason"] == "not said"
     assert coverage.loc["half", "compared"] + coverage.loc["half", "missing"] == coverage.loc["half", "points"]
@@ -80,7 +84,7 @@ def test_differences_are_paired(compared: Comparison) -> None:
     real = compared.difference("signal", "noise")
     assert real.low > 0 and real.p < 0.05
     assert real.estimate == pytest.approx(-compared.difference("noise", "signal").estimate)
-    assert len(compared.differences()) == 6 * 5 / 2
+    assert len(compared.differences()) == 7 * 6 / 2
     with pytest.raises(InputError, match="no such signal"):
         compared.difference("signal", "nosuch")
     with pytest.raises(InputError, match="no such measure"):
