@@ -24,7 +24,8 @@ import pandas as pd
 
 from audit.policies import Policy
 from audit.results import Run
-from audit.scoring.judging import Progress, answered, asks, put, seated
+from audit.scoring.judging import Progress, answered, asks, of_study, put, seated
+from audit.scoring.judging import score as ask
 from audit.scoring.likelihood import about as about_scores
 from audit.scoring.points import POLICY, Player, Source, own_twin, signal_points
 from audit.scoring.twin import TwinSettings
@@ -39,7 +40,6 @@ from credit_signals import (
     load_signals,
     needs,
 )
-from credit_signals import score as ask
 from envs.core import InputError
 
 SIGNALS, ABOUT = "signals.parquet", "signals.json"
@@ -115,7 +115,8 @@ def score(
     save: bool = True,
     progress: Progress = lambda stage, done, total: None,
 ) -> Scores:
-    """Ask signals about every step of a run's trajectories; with `save`, add the columns to the run.
+    """Ask signals about every step of a run's trajectories (those that ask a language model: about the points that the
+    plan chose); with `save`, add the columns to the run.
 
     signals: objects, names, families, my.py:Class or a rubric my.toml. policy: the replayed policy (default: the
     run's, where it ships). env: its games (default: the run's set). reference: the other policy of `implicit.prime`.
@@ -131,11 +132,11 @@ def score(
         wanted = {need for signal in opened for need in needs(signal)}
         replayed = player() if wanted & POLICY else None
         points = signal_points(source, wanted, policy=replayed, env=env, reference=reference, twin=twin)
-        put(opened, points)
-        answers = [ask(signal, points) for signal in opened]
+        put(opened, points, source.studied)
+        answers = [ask(signal, points, source.studied) for signal in opened]
     except SignalError as error:
         raise InputError(str(error)) from error
-    about = {signal.name: _about(signal, points, twin, replayed) for signal in opened}
+    about = {signal.name: _about(signal, points, source.studied, twin, replayed) for signal in opened}
     scores = Scores(_frame(points, answers), about)
     if save and isinstance(run, Run):
         return save_scores(run, scores)
@@ -147,7 +148,11 @@ def _opened(signals: Sequence[CreditSignal | str]) -> list[CreditSignal]:
 
 
 def _about(
-    signal: CreditSignal, points: Sequence[SignalPoint], twin: TwinSettings | None, policy: Policy | None
+    signal: CreditSignal,
+    points: Sequence[SignalPoint],
+    studied: frozenset[str] | None,
+    twin: TwinSettings | None,
+    policy: Policy | None,
 ) -> dict[str, Any]:
     wanted = set(needs(signal))
     about: dict[str, Any] = {"view": signal.view, "importance": importance(signal), "needs": list(needs(signal))}
@@ -162,7 +167,7 @@ def _about(
         else:
             about["twin"] = "the policy itself, its prompt with a line that names the outcome"
     if asks(signal):
-        about["judge"] = answered(signal, points)
+        about["judge"] = answered(signal, points, studied)
     return about
 
 
@@ -242,12 +247,12 @@ def check_leakage(
             wanted = {need for signal in opened for need in needs(signal)}
             replayed = player() if wanted & POLICY else None
             points, blind = (signal_points(source, wanted, policy=replayed, **options) for source in (whole, scrambled))
-            put(opened, points)
+            put(opened, points, whole.studied)
             for signal in opened:
-                before, after = ask(signal, points), ask(signal, blind)
+                before, after = ask(signal, points, whole.studied), ask(signal, blind, scrambled.studied)
                 if not np.array_equal(before.values, after.values, equal_nan=True):
                     raise SignalError(f"{signal.name}: changes with the replay's results, which it must not see.")
-                check_signal(signal, points)
+                check_signal(signal, of_study(points, whole.studied) if asks(signal) else points)
         except SignalError as error:
             raise InputError(str(error)) from error
 

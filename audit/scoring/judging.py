@@ -21,11 +21,13 @@ from audit.llm.scoring import ServerBackend
 from audit.policies import Policy, load_policy
 from audit.policies.openai import LLMPolicy
 from audit.records import content_id
-from credit_signals import CreditSignal, SignalPoint, needs
+from credit_signals import CreditSignal, Scored, SignalPoint, needs
+from credit_signals import score as plain_score
 from credit_signals.judge import Answer, Judged, Question
 from envs.alfworld.games import cache_folder
 from envs.core import InputError
 
+NOT_STUDIED = "not among the points that the plan chose, so no question was asked"
 TOGETHER = 32  # questions between two looks at the progress; what was answered by then is kept
 Progress = Callable[[str, int, int], None]
 
@@ -202,16 +204,40 @@ def seated(
     return found
 
 
-def put(signals: Sequence[CreditSignal], points: Sequence[SignalPoint]) -> None:
+def put(signals: Sequence[CreditSignal], points: Sequence[SignalPoint], studied: frozenset[str] | None = None) -> None:
     """Ask all that the signals will ask about the points. Raises PolicyUnavailable; what was answered is kept."""
     for signal in signals:
         if asks(signal) and (ask := cast(Judged, signal).ask) is not None:
-            ask(cast(Judged, signal).questions(points))
+            ask(cast(Judged, signal).questions(of_study(points, studied)))
 
 
-def answered(signal: CreditSignal, points: Sequence[SignalPoint]) -> dict[str, Any]:
+def score(signal: CreditSignal, points: Sequence[SignalPoint], studied: frozenset[str] | None = None) -> Scored:
+    """As `credit_signals.score`; a signal that asks a language model is asked about the study's points alone, since
+    each question costs, and is missing with that reason at the others."""
+    if studied is None or not asks(signal):
+        return plain_score(signal, points)
+    some = plain_score(signal, of_study(points, studied))
+    place = {point.point: i for i, point in enumerate(of_study(points, studied))}
+    at = [place.get(point.point) for point in points]
+    return Scored(
+        some.name,
+        tuple(math.nan if i is None else some.values[i] for i in at),
+        tuple(NOT_STUDIED if i is None else some.reasons[i] for i in at),
+        None if some.flags is None else tuple(None if i is None else some.flags[i] for i in at),
+    )
+
+
+def of_study(points: Sequence[SignalPoint], studied: frozenset[str] | None) -> list[SignalPoint]:
+    """The points that the plan chose (`Source.studied`)."""
+    return [point for point in points if studied is None or point.point in studied]
+
+
+def answered(
+    signal: CreditSignal, points: Sequence[SignalPoint], studied: frozenset[str] | None = None
+) -> dict[str, Any]:
     """What is stored beside a judge's column: the rubric, the model, how its answers were read and what they were."""
     judged = cast(Judged, signal)
     if not isinstance(judged.ask, Interview):
         return {}
-    return {"rubric": judged.rubric.describe(), **judged.ask.describe(), **judged.report(points)}
+    report = judged.report(of_study(points, studied))
+    return {"rubric": judged.rubric.describe(), **judged.ask.describe(), **report}

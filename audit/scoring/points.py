@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from audit.collect import policy_id
+from audit.plan import Plan
 from audit.policies import History, Policy, load_policy
 from audit.policies.openai import LLMPolicy
 from audit.records import Trajectory
-from audit.replay import point_id
+from audit.replay import chosen_steps, point_id
 from audit.results import read_run_trajectories
 from audit.scoring.likelihood import Said, said
 from audit.scoring.plans import Plans
@@ -31,18 +32,25 @@ POLICY = frozenset(("policy", "twin", "belief"))  # needs that ask the replayed 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is scored, and nothing of what a replay found: trajectories, who replays them, the name of their games."""
+    """What is scored, and nothing of what a replay found: trajectories, who replays them, the name of their games.
+
+    studied: ids of the points that the plan chose, which are all that a language model is asked about; None: all.
+    """
 
     trajectories: tuple[Trajectory, ...]
     policy: Mapping[str, Any]
     policy_id: str
     env: str
+    studied: frozenset[str] | None = None
 
     @classmethod
     def of_run(cls, directory: RunDirectory) -> Source:
         """The inputs of a run."""
         manifest = directory.manifest
-        return cls(tuple(read_run_trajectories(directory)), manifest["policy"], manifest["policy_id"], manifest["env"])
+        trajectories, identity = tuple(read_run_trajectories(directory)), manifest["policy_id"]
+        plan = Plan.from_json(manifest["plan"])
+        studied = frozenset(point_id(t.id, step, identity) for t in trajectories for step in chosen_steps(t, plan))
+        return cls(trajectories, manifest["policy"], identity, manifest["env"], studied)
 
     @classmethod
     def of_benchmark(cls, path: str | Path) -> Source:
@@ -51,7 +59,8 @@ class Source:
 
         inputs = read_inputs(path)
         header = inputs.header
-        return cls(inputs.trajectories, header["policy"], header["policy_id"], header["env"])
+        studied = frozenset(inputs.points["point"])
+        return cls(inputs.trajectories, header["policy"], header["policy_id"], header["env"], studied)
 
 
 class Player:

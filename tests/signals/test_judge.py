@@ -17,8 +17,8 @@ from audit.llm.answers import Sample
 from audit.policies.linear import LinearPolicy
 from audit.policies.shipped import shipped_path
 from audit.results import Run
-from audit.scoring import DEFAULT, check_leakage, score
-from audit.scoring.judging import Interview, seated
+from audit.scoring import DEFAULT, Source, check_leakage, score
+from audit.scoring.judging import NOT_STUDIED, Interview, seated
 from credit_signals import Missing, SignalError, check_signal, load_signals
 from credit_signals.judge import Answer, Judged, Question, read_rubric, transcript
 from envs.core import InputError
@@ -325,6 +325,19 @@ def test_columns_states_and_what_is_stored(small_run: Run) -> None:
     table = found.answers().set_index("signal")
     assert table.loc[names, "refused"].tolist() == [2 * int(refused.sum())] * 2
     assert not any(name.startswith("judge") or name == "confidence" for name in DEFAULT)
+
+
+def test_a_judge_is_asked_about_the_points_of_the_study_alone(small_run: Run) -> None:
+    whole = Source.of_run(small_run.directory)
+    assert whole.studied == set(small_run.effects["point"])
+    some = frozenset(sorted(small_run.effects["point"])[::3])
+    backend = FakeBackend(by_place)
+    frame = score(replace(whole, studied=some), ["judge.help3_prefix", "baseline.step"], judge=model(backend)).frame
+    assert len(backend.asked) == 2 * len(some)
+    left = ~frame["point"].isin(some)
+    assert frame.loc[left, "judge.help3_prefix"].isna().all() and frame["judge.help3_prefix"].notna().any()
+    assert (frame.loc[left, "judge.help3_prefix:why"] == NOT_STUDIED).all()
+    assert frame["baseline.step"].notna().all()
 
 
 def test_a_judge_passes_the_check_and_a_constant_one_does_not(small_run: Run) -> None:
