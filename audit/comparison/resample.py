@@ -78,7 +78,8 @@ def enough(clusters: int, level: float) -> str:
     probability 1 - 2^(1-G), and no percentile interval is wider than that."""
     if clusters > 1 and 2.0 ** (1 - clusters) <= 1 - level:
         return ""
-    return f"{clusters} games are too few for an interval at {100 * level:g} %"
+    games = "1 game is" if clusters == 1 else f"{clusters} games are"
+    return f"{games} too few for an interval at {100 * level:g} %"
 
 
 def _widened(tail: float, clusters: int) -> float:

@@ -227,6 +227,21 @@ def test_a_signal_of_ones_own_from_its_file_to_the_table(benchmark: Path, tmp_pa
         assert answer.exit_code == 2 and says in answer.output, answer.output
 
 
+STUDIES = Path(__file__).parents[2] / "examples" / "ground-truth"
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-early", "smollm2-seen", "smollm2-early-seen"])
+def test_the_files_of_the_small_language_model_are_of_their_locked_plans(name: str) -> None:
+    inputs = read_inputs(STUDIES / f"{name}.jsonl.gz")
+    plan = load_plan(STUDIES.parents[1] / "preregistration" / f"{inputs.header['plan']['name']}.toml")
+    assert plan.locked and inputs.header["locked"] and inputs.header["plan_hash"] == plan.plan.hash
+    assert len(inputs.trajectories) == plan.plan.collection.trajectories
+    truth = read_truth(STUDIES / f"{name}.jsonl.gz")
+    defined = truth[truth["support"] == "defined"]
+    assert (defined["n_factual"] == 6).all() and (defined["n_alternative"] == 6).all() and len(defined) > 20
+    assert truth.loc[truth["support"] != "defined", "estimate"].isna().all()
+
+
 def test_damaged_files_are_said(benchmark: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl.gz"
     torn.write_bytes(benchmark.read_bytes()[:2000])
