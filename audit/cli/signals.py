@@ -45,10 +45,9 @@ def score(
     """Ask credit signals about every step of RUN and store their columns; nothing is replayed.
 
     Without SIGNAL the shipped ones are asked that need no judge. A judge is asked only about the steps that the plan
-    chose. A signal sees points without any result of the replay;
-    --check destroys the results in a copy and looks whether anything changes. SIGNAL may be a name, a family, or a
-    rubric of your own (my.toml, see credit_signals/judge.py). RUN may be a benchmark (audit league); its columns go to
-    --out.
+    chose. A signal sees points without any result of the replay; --check destroys the results in a copy and looks
+    whether anything changes. SIGNAL may be a name, a family, or a rubric of your own (my.toml, see
+    credit_signals/judge.py). RUN may be a benchmark (audit league); its columns go to --out.
 
     \b
     Examples:  audit score runs/hasty

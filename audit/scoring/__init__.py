@@ -24,8 +24,7 @@ import pandas as pd
 
 from audit.policies import Policy
 from audit.results import Run
-from audit.scoring.judging import Progress, answered, asks, of_study, put, seated
-from audit.scoring.judging import score as ask
+from audit.scoring.judging import Progress, answered, asks, of_study, put, seated, spread
 from audit.scoring.likelihood import about as about_scores
 from audit.scoring.points import POLICY, Player, Source, own_twin, signal_points
 from audit.scoring.twin import TwinSettings
@@ -40,6 +39,7 @@ from credit_signals import (
     load_signals,
     needs,
 )
+from credit_signals import score as ask
 from envs.core import InputError
 
 SIGNALS, ABOUT = "signals.parquet", "signals.json"
@@ -132,11 +132,14 @@ def score(
         wanted = {need for signal in opened for need in needs(signal)}
         replayed = player() if wanted & POLICY else None
         points = signal_points(source, wanted, policy=replayed, env=env, reference=reference, twin=twin)
-        put(opened, points, source.studied)
-        answers = [ask(signal, points, source.studied) for signal in opened]
+        studied = of_study(points, source.studied)
+        put(opened, studied)
+        answers = [
+            spread(ask(signal, studied), studied, points) if asks(signal) else ask(signal, points) for signal in opened
+        ]
     except SignalError as error:
         raise InputError(str(error)) from error
-    about = {signal.name: _about(signal, points, source.studied, twin, replayed) for signal in opened}
+    about = {signal.name: _about(signal, studied, twin, replayed) for signal in opened}
     scores = Scores(_frame(points, answers), about)
     if save and isinstance(run, Run):
         return save_scores(run, scores)
@@ -148,11 +151,7 @@ def _opened(signals: Sequence[CreditSignal | str]) -> list[CreditSignal]:
 
 
 def _about(
-    signal: CreditSignal,
-    points: Sequence[SignalPoint],
-    studied: frozenset[str] | None,
-    twin: TwinSettings | None,
-    policy: Policy | None,
+    signal: CreditSignal, studied: Sequence[SignalPoint], twin: TwinSettings | None, policy: Policy | None
 ) -> dict[str, Any]:
     wanted = set(needs(signal))
     about: dict[str, Any] = {"view": signal.view, "importance": importance(signal), "needs": list(needs(signal))}
@@ -167,7 +166,7 @@ def _about(
         else:
             about["twin"] = "the policy itself, its prompt with a line that names the outcome"
     if asks(signal):
-        about["judge"] = answered(signal, points, studied)
+        about["judge"] = answered(signal, studied)
     return about
 
 
@@ -247,12 +246,13 @@ def check_leakage(
             wanted = {need for signal in opened for need in needs(signal)}
             replayed = player() if wanted & POLICY else None
             points, blind = (signal_points(source, wanted, policy=replayed, **options) for source in (whole, scrambled))
-            put(opened, points, whole.studied)
+            put(opened, of_study(points, whole.studied))
             for signal in opened:
-                before, after = ask(signal, points, whole.studied), ask(signal, blind, scrambled.studied)
+                asked, again = (of_study(all_, whole.studied) if asks(signal) else all_ for all_ in (points, blind))
+                before, after = ask(signal, asked), ask(signal, again)
                 if not np.array_equal(before.values, after.values, equal_nan=True):
                     raise SignalError(f"{signal.name}: changes with the replay's results, which it must not see.")
-                check_signal(signal, of_study(points, whole.studied) if asks(signal) else points)
+                check_signal(signal, asked)
         except SignalError as error:
             raise InputError(str(error)) from error
 

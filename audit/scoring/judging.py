@@ -22,7 +22,6 @@ from audit.policies import Policy, load_policy
 from audit.policies.openai import LLMPolicy
 from audit.records import content_id
 from credit_signals import CreditSignal, Scored, SignalPoint, needs
-from credit_signals import score as plain_score
 from credit_signals.judge import Answer, Judged, Question
 from envs.alfworld.games import cache_folder
 from envs.core import InputError
@@ -204,40 +203,33 @@ def seated(
     return found
 
 
-def put(signals: Sequence[CreditSignal], points: Sequence[SignalPoint], studied: frozenset[str] | None = None) -> None:
-    """Ask all that the signals will ask about the points. Raises PolicyUnavailable; what was answered is kept."""
-    for signal in signals:
-        if asks(signal) and (ask := cast(Judged, signal).ask) is not None:
-            ask(cast(Judged, signal).questions(of_study(points, studied)))
-
-
-def score(signal: CreditSignal, points: Sequence[SignalPoint], studied: frozenset[str] | None = None) -> Scored:
-    """As `credit_signals.score`; a signal that asks a language model is asked about the study's points alone, since
-    each question costs, and is missing with that reason at the others."""
-    if studied is None or not asks(signal):
-        return plain_score(signal, points)
-    some = plain_score(signal, of_study(points, studied))
-    place = {point.point: i for i, point in enumerate(of_study(points, studied))}
-    at = [place.get(point.point) for point in points]
-    return Scored(
-        some.name,
-        tuple(math.nan if i is None else some.values[i] for i in at),
-        tuple(NOT_STUDIED if i is None else some.reasons[i] for i in at),
-        None if some.flags is None else tuple(None if i is None else some.flags[i] for i in at),
-    )
-
-
 def of_study(points: Sequence[SignalPoint], studied: frozenset[str] | None) -> list[SignalPoint]:
-    """The points that the plan chose (`Source.studied`)."""
+    """The points that a language model is asked about, since each question costs: those that the plan chose."""
     return [point for point in points if studied is None or point.point in studied]
 
 
-def answered(
-    signal: CreditSignal, points: Sequence[SignalPoint], studied: frozenset[str] | None = None
-) -> dict[str, Any]:
+def put(signals: Sequence[CreditSignal], points: Sequence[SignalPoint]) -> None:
+    """Ask all that the signals will ask about the points. Raises PolicyUnavailable; what was answered is kept."""
+    for signal in signals:
+        if asks(signal) and (ask := cast(Judged, signal).ask) is not None:
+            ask(cast(Judged, signal).questions(points))
+
+
+def spread(answer: Scored, some: Sequence[SignalPoint], points: Sequence[SignalPoint]) -> Scored:
+    """The answer about some points as one about all: missing, with that reason, at the others."""
+    place = {point.point: i for i, point in enumerate(some)}
+    at = [place.get(point.point) for point in points]
+    return Scored(
+        answer.name,
+        tuple(math.nan if i is None else answer.values[i] for i in at),
+        tuple(NOT_STUDIED if i is None else answer.reasons[i] for i in at),
+        None if answer.flags is None else tuple(None if i is None else answer.flags[i] for i in at),
+    )
+
+
+def answered(signal: CreditSignal, points: Sequence[SignalPoint]) -> dict[str, Any]:
     """What is stored beside a judge's column: the rubric, the model, how its answers were read and what they were."""
     judged = cast(Judged, signal)
     if not isinstance(judged.ask, Interview):
         return {}
-    report = judged.report(of_study(points, studied))
-    return {"rubric": judged.rubric.describe(), **judged.ask.describe(), **report}
+    return {"rubric": judged.rubric.describe(), **judged.ask.describe(), **judged.report(points)}
