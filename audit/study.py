@@ -275,4 +275,5 @@ def _timed(
             records = asyncio.run(Replayer(env, policy, trial).replay(trajectory, points))
             spent[again] += time.process_time() - started
         steps += sum(sum(arm["steps"]) for record in records if record["round"] for arm in record["arms"])
-    return spent[0] / len(trajectories), spent[1] / max(1, steps)
+    # Without a rollout (a policy with no alternative) there is nothing to add to the first round.
+    return spent[0] / len(trajectories), spent[1] / steps if steps else 0.0

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.plan import PRESETS, Hypothesis, Plan, departures, load_plan, lock_path, read_lock, write_lock
+from audit.plan import PRESETS, Collection, Hypothesis, Plan, departures, load_plan, lock_path, read_lock, write_lock
+from audit.study import cost
 from envs.core import InputError
 
 if sys.version_info >= (3, 11):
@@ -143,3 +144,11 @@ def test_what_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
 
 def test_departures_of_equal_plans_are_none() -> None:
     assert departures(Plan(), Plan()) == []
+
+
+def test_a_cost_is_a_range_and_a_policy_without_alternatives_costs_its_first_round() -> None:
+    plan = replace(PRESETS["quick"], collection=Collection(trajectories=3))
+    low, high = cost(plan, "hasty", "generated:2:0").seconds or (0.0, 0.0)
+    assert 0 < low < high
+    low, high = cost(plan, "expert", "generated:2:0").seconds or (1.0, 0.0)
+    assert low == high
