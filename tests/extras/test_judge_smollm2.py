@@ -56,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
         logprobs=trajectory.logprobs[:n],
         texts=trajectory.texts[:n],
     )
-    return replace(whole, trajectories=(cut,))
+    return replace(whole, trajectories=(cut,), studied=None)
 
 
 def judge(model: LocalModel, mode: str) -> LLMPolicy:
